@@ -22,12 +22,12 @@ def table(tmp_path_factory):
     return path
 
 
-def recipe(table, method="dp-sgd", **data):
+def recipe(table, **data):
     return Recipe.from_dict({
-        "method": method,
         "data": {"name": "table", "path": str(table), "schema": SCHEMA, **data},
         "privacy": {"epsilon": 3.0, "unit": "person"},
-        **({"training": {"epochs": 1.0}, "run": {"stretches": 1, "baseline_steps": 0}} if method == "dp-sgd" else {}),
+        "training": {"epochs": 1.0},
+        "run": {"stretches": 1, "baseline_steps": 0},
     })  # fmt: skip
 
 
