@@ -9,8 +9,6 @@ of k neighbors gives (k e, d (e^(k e) - 1) / (e^e - 1)) from (e, d), which is fa
 import math
 from dataclasses import replace
 
-from scipy.stats import hypergeom
-
 from tacit import events as ev
 from tacit._check import in_open_unit, whole
 from tacit.accounting.one_event import ADD_REMOVE
@@ -118,10 +116,16 @@ def _in_fixed_size(event: ev.FixedSizeSampled, records: int) -> ev.Event:
     inner, n, size = event.event, event.n_records, event.batch_size
     if not isinstance(inner, ev.Gaussian) or records > n:
         raise UnsupportedEvent(f"the price for groups of records is not known for [{event}].")
-    weights = hypergeom(n, records, size).pmf(range(records + 1))
+    weights = [
+        math.comb(records, j) * math.perm(size, j) * math.perm(n - size, records - j)
+        / math.perm(n, records)  # whole numbers: each weight is rounded once
+        for j in range(records + 1)
+    ]  # fmt: skip
     multiplier = inner.noise_multiplier / inner.replace_factor * (1 - 1e-12)
     shifts = tuple(map(float, range(records + 1)))
-    return ev.GaussianMixture(multiplier, shifts, tuple((weights / weights.sum()).tolist()))
+    return ev.GaussianMixture(
+        multiplier, shifts, tuple(weight / sum(weights) for weight in weights)
+    )
 
 
 def _curve(event: ev.RenyiCurve, records: int) -> ev.Event:

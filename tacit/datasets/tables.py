@@ -6,7 +6,7 @@ so that a person changes at most one record, or k of them, all of which are held
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def read_rows(
     value.
     """
     needed = schema.needed_for(training=training)
-    parts = [schema.encode_rows(cells) for cells in _cells(Path(path), schema, needed)]
+    parts = [schema.encode_rows(cells) for cells in read_cell_chunks(Path(path), schema, needed)]
     if not parts:
         raise ValueError(f"{Path(path).name} has no records.")
     rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
@@ -58,7 +58,7 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     The first record of each person is kept. For what summarizes values, not features.
     """
     rules, found = schema.dialect.rules, {}
-    for cells in _cells(Path(path), schema, schema.needed):
+    for cells in read_cell_chunks(Path(path), schema, schema.needed):
         for column in schema.declared:
             if column.type != "ignored":
                 part = column.plain(cells[column.name], rules)
@@ -79,10 +79,22 @@ def read_chunks(
     schema.target_column  # noqa: B018  # raises if there is none
     if schema.unit == "person":
         raise ValueError("a table with a column of type person is read whole: see read_rows.")
-    for cells in _cells(Path(path), schema, schema.needed, rows=rows):
+    for cells in read_cell_chunks(Path(path), schema, schema.needed, rows=rows):
         found = schema.encode_rows(cells)
         assert found.y is not None  # the schema has a target
         yield found.x, found.y
+
+
+def frame_chunks(
+    frames: Iterable[Any], needed: Sequence[str]
+) -> Iterator[Mapping[str, Cells]]:  # Any: data frames of several libraries
+    """Yield the needed columns of data frames as cells. Private."""
+    for table in frames:
+        frame = as_frame(table)
+        if frame is None:
+            raise TypeError("every chunk must be a data frame of pandas, polars or pyarrow.")
+        find_columns("the table", needed, frame.columns)
+        yield frame_cells(frame, needed)
 
 
 def read_table(
@@ -185,7 +197,7 @@ def count_rows(path: str | Path, dialect: Dialect) -> int:
     return count_lines(path, dialect)
 
 
-def _cells(
+def read_cell_chunks(
     path: Path, schema: Schema, needed: Sequence[str], *, rows: int = _ROWS
 ) -> Iterator[Mapping[str, Cells]]:
     """Yield the needed columns of `rows` records at a time. Private."""
@@ -239,7 +251,7 @@ def _some_of_each(persons: Sequence[str | None], path: str | Path, most: int) ->
         return _first_of_each(persons, path)
     _first_of_each(persons, path)  # raises if no record has an id
     named = np.flatnonzero([person is not None for person in persons])
-    users = RecordsOfUsers.of([persons[k] for k in named], len(named))
+    users = RecordsOfUsers.of([person for person in persons if person is not None], len(named))
     return named[users.kept(most)]
 
 

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
 from tacit.datasets import Dataset, PersonRows
-from tacit.events import BandedGaussian, Event, Gaussian, Relation, Repeated, Sequence
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
@@ -33,6 +33,8 @@ from tacit.training import (
     EMA,
     AdamBC,
     Banded,
+    NoisyLoss,
+    ReleasedStep,
     Users,
     choose_bands,
     count_steps,
@@ -83,7 +85,7 @@ class TrainingLoop:
         canaries: GradientCanaries | None = None,
         persons: PersonRows | None = None,
     ) -> None:
-        training = recipe.training
+        training, upper = recipe.training, recipe.training.loss_upper
         self.recipe = recipe
         self.n_records = n_records
         self.also = also
@@ -118,12 +120,17 @@ class TrainingLoop:
             seed=seed,
             max_microbatch=training.max_microbatch,
             noise=banded(training),
+            noisy_loss=None if upper is None else NoisyLoss(upper=upper),
+            callbacks=() if upper is None else (self._note,),
         )
+        self.latest: ReleasedStep | None = None  # of a run that releases its loss
         self._lots = self.private if canaries is None else canaries.watch(self.private)
 
     def steps(self) -> Iterator[int]:
         """Take all remaining steps; after each, yield the number of steps taken so far."""
         private = self.private
+        if private.steps_taken == private.steps:  # resumed after its last step
+            return
         for lot in self._lots:
             rate = learning_rate(self.recipe, self.n_records, private.steps_taken)
             for group in self.optimizer.param_groups:
@@ -133,14 +140,8 @@ class TrainingLoop:
                 self.ema.update()
             yield private.steps_taken
 
-    def event_until(self, steps: int) -> Event:
-        """Return the event of a run with these settings that ends after `steps` steps."""
-        training = self.private.training_event
-        shorter = replace(training, steps=steps) if isinstance(training, BandedGaussian) else None
-        if shorter is None:
-            assert isinstance(training, Repeated)  # all steps have the same noise
-            shorter = Repeated(training.event, steps)
-        return Sequence((*self.also, shorter)) if self.also else shorter
+    def _note(self, released: ReleasedStep) -> None:
+        self.latest = released
 
     def released(self) -> AbstractContextManager[nn.Module]:
         """Return a context in which the model holds the weights to release (averaged, if asked)."""

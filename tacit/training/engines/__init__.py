@@ -34,6 +34,7 @@ from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -173,6 +174,8 @@ class LotSum:
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
+    noisy_loss
+        How the examples' losses are added, if the run releases them; else None.
     """
 
     def __init__(
@@ -187,7 +190,9 @@ class LotSum:
         compile: bool | Literal["auto"] = False,
         reason: str = "",
         product_error: float = 0.0,
+        noisy_loss: NoisyLoss | None = None,
     ) -> None:
+        self._noisy_loss = noisy_loss
         self._reason = reason
         self._bounded = bounded = product_error > 0
         self._product_error = product_error
@@ -292,8 +297,8 @@ class LotSum:
             reuse = not microbatch.is_half  # halves are collected before they are added
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
-        program = (self._model, self._loss_fn)
-        examples = Examples(*program, batch, mask, self._views, self._bounded, check)
+        program, views = (self._model, self._loss_fn), self._views
+        examples = Examples(*program, batch, mask, views, self._bounded, check, self._noisy_loss)
         return self._engine(examples, clip)
 
     def _sum_of_rows(
