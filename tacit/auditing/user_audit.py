@@ -79,7 +79,8 @@ def numbers_of_canaries(
     if found is None or getattr(users, "sampled", "users") == "records":
         whole = np.arange(n_records)
         if found is not None:
-            whole = np.flatnonzero(found.counts[found.user_of_record] <= users.records_per_user)
+            bound = getattr(users, "records_per_user", 1)
+            whole = np.flatnonzero(found.counts[found.user_of_record] <= bound)
         places = whole[random_places(len(whole), most, random)]
         numbers[places] = np.arange(1, len(places) + 1)
         return numbers, places

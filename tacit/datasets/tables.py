@@ -251,7 +251,7 @@ def _some_of_each(persons: Sequence[str | None], path: str | Path, most: int) ->
         return _first_of_each(persons, path)
     _first_of_each(persons, path)  # raises if no record has an id
     named = np.flatnonzero([person is not None for person in persons])
-    users = RecordsOfUsers.of([persons[k] for k in named], len(named))
+    users = RecordsOfUsers.of([person for person in persons if person is not None], len(named))
     return named[users.kept(most)]
 
 

@@ -82,7 +82,8 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
     n = found.n_records + (0 if has_test else found.n_held_out)
-    is_by_person = found.persons is not None and found.persons.sampled == "persons"
+    ids = () if found.persons is None else found.persons.ids
+    is_by_person = bool(ids) and found.counted == "person"
     if not has_test and not settings.holds_public_records and n < _LEAST_DIVIDED:
         raise ValueError(
             f"{path.name} has {n} {found.counted}s, too few to hold out a part of them: use "
@@ -91,7 +92,7 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     if settings.holds_public_records:
         return replace(
             found,
-            n_records=len(set(found.persons.ids)) if is_by_person else len(found.x_train),
+            n_records=len(set(ids)) if is_by_person else len(found.x_train),
             n_held_out=len(found.x_test),
             is_test_public=True,
             flags={},

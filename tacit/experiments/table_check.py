@@ -56,8 +56,9 @@ def check_table(
     (parallel composition). Otherwise each table is paid for.
     """
     settings = recipe.data
-    unit = data_of.schema_of(settings).unit if flags else "record"
-    _refuse_other_unit(unit, ledger, records_per_person=settings.records_per_person)
+    most = settings.records_per_person  # above 1 for a public table too, which has no flags
+    unit = data_of.schema_of(settings).unit if flags or most > 1 else "record"
+    _refuse_other_unit(unit, ledger, records_per_person=most)
     if not flags:
         return ()
     if settings.public_sample:

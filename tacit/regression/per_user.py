@@ -7,7 +7,7 @@ largest epsilon for a record at which a user with k records costs the epsilon th
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -17,10 +17,12 @@ from tacit._users import RecordsOfUsers
 from tacit.accounting import epsilon as price
 from tacit.accounting import for_group
 from tacit.errors import UnsupportedEvent
-from tacit.events import Event, Relation
+from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.ledger import Entry, Ledger
+from tacit.summaries import choose_bound
 
 _HALVINGS = 12  # of the range of epsilons for a record
+_FOR_BOUND = 0.1  # share of epsilon that choosing the bound costs
 _LEAST = 64  # an epsilon of a record below epsilon / (k times this) is not tried
 
 
@@ -34,10 +36,13 @@ class PerUser(BaseEstimator):
         `ledger`, if there is one, must count users, and its relation must be "add_remove".
     records_per_user
         k: most records of one user that are used; others are left out, chosen at random. A public
-        number; `tacit.summaries.choose_bound` finds one privately.
+        number, or "private": then a tenth of epsilon goes to `tacit.summaries.choose_bound`, which
+        finds a k that about nine in ten users do not exceed.
 
     Attributes
     ----------
+    records_per_user_
+        k, as given or as chosen.
     estimator_
         The fitted estimator.
     event_
@@ -55,19 +60,27 @@ class PerUser(BaseEstimator):
     (2,)
     """
 
-    def __init__(self, estimator: Any = None, records_per_user: int = 4) -> None:
+    def __init__(
+        self, estimator: Any = None, records_per_user: int | Literal["private"] = 4
+    ) -> None:
         self.estimator = estimator
         self.records_per_user = records_per_user
 
     def fit(self, X: Any, y: Any, *, users: Any) -> Self:
         """Fit the estimator to the records of `users`, the id of a user for each record."""
-        most = whole(records_per_user=self.records_per_user, least=1)
+        _require_users(self.estimator)
+        model, most, spent = self.estimator, self.records_per_user, 0.0
+        if most == "private":
+            spent = _FOR_BOUND * positive(epsilon=model.epsilon)
+            most = choose_bound(users, epsilon=spent, ledger=model.ledger, rng=self._seed())
+            model = _copy(model, model.epsilon - spent, model.ledger)
+        most = whole(records_per_user=most, least=1)
         kept = RecordsOfUsers.of(users, len(y)).kept(most)
         table = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
-        self.estimator_, self.event_ = fit_for_users(
-            self.estimator, most, lambda model: model.fit(table, targets)
-        )
+        self.estimator_, event = fit_for_users(model, most, lambda copy: copy.fit(table, targets))
+        self.event_ = Sequence((PureDP(spent), event)) if spent else event
+        self.records_per_user_ = most
         return self
 
     def predict(self, X: Any) -> Any:
@@ -77,6 +90,12 @@ class PerUser(BaseEstimator):
     def score(self, X: Any, y: Any) -> float:
         """Return the score of the fitted estimator."""
         return self.estimator_.score(X, y)
+
+    def _seed(self) -> int | None:
+        """Return a seed for the choice of the bound that the estimator does not use itself."""
+        if self.estimator.random_state is None:
+            return None
+        return int(self.estimator._generator().integers(2**31))
 
 
 def fit_for_users(
@@ -92,6 +111,17 @@ def fit_for_users(
     largest epsilon of a record is found by fits that end at their payment, which comes before any
     release; `trial(copy)` makes them, if it is given. The event depends on public facts alone.
     """
+    _require_users(estimator)
+    payer = _Payer(estimator.ledger, records_per_user)
+    fitted = _copy(estimator, _epsilon_of_record(estimator, records_per_user, trial or fit), payer)
+    fit(fitted)
+    fitted.ledger = None  # its events are those of a record
+    assert payer.event is not None  # every fit pays
+    return fitted, payer.event
+
+
+def _require_users(estimator: Any) -> None:
+    """Raise unless the estimator's ledger counts users, and its relation has a price for them."""
     ledger: Ledger | None = estimator.ledger
     if ledger is not None:
         ledger.require_unit(is_user=True)
@@ -100,12 +130,6 @@ def fit_for_users(
             "the price of replacing a user with several records is not known. Use "
             "relation='add_remove'."
         )
-    payer = _Payer(ledger, records_per_user)
-    fitted = _copy(estimator, _epsilon_of_record(estimator, records_per_user, trial or fit), payer)
-    fit(fitted)
-    fitted.ledger = None  # its events are those of a record
-    assert payer.event is not None  # every fit pays
-    return fitted, payer.event
 
 
 def _copy(estimator: Any, epsilon: float, ledger: Any) -> Any:

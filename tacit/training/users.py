@@ -190,7 +190,7 @@ class UserRecords(_OfUsers):
         has_one_shape: bool = False,
     ) -> None:
         super().__init__(inner, users, most)
-        self._combine = combine
+        self._combine: Combine = combine
         self._width = most if has_one_shape else None
 
     def __len__(self) -> int:

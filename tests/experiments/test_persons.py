@@ -22,12 +22,12 @@ def table(tmp_path_factory):
     return path
 
 
-def recipe(table, method="dp-sgd", **data):
+def recipe(table, **data):
     return Recipe.from_dict({
-        "method": method,
         "data": {"name": "table", "path": str(table), "schema": SCHEMA, **data},
         "privacy": {"epsilon": 3.0, "unit": "person"},
-        **({"training": {"epochs": 1.0}, "run": {"stretches": 1}} if method == "dp-sgd" else {}),
+        "training": {"epochs": 1.0},
+        "run": {"stretches": 1, "baseline_steps": 0},
     })  # fmt: skip
 
 
@@ -64,6 +64,14 @@ def test_a_run_protects_persons(table, tmp_path, sampled):
     write_page(tmp_path)
     assert verify_run(tmp_path) == []
     assert all(part.is_same for part in replay_run(tmp_path))
+
+
+def test_a_public_table_has_persons_too(table, tmp_path):
+    facts = train(recipe(table, records_per_person=3, is_public=True, sampled="persons"), tmp_path)
+    assert facts.unit == "person"
+    named = recipe(table, records_per_person=3).with_settings({"privacy.unit": "record"})
+    with pytest.raises(ValueError, match="counts records"):
+        train(named, tmp_path / "other")
 
 
 @pytest.mark.slow

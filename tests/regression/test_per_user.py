@@ -43,3 +43,15 @@ def test_records_and_users_are_not_mixed():
     model = PerUser(LinearRegression(**LINEAR, delta=1e-6, relation="replace_one"))
     with pytest.raises(UnsupportedEvent, match="replacing a user"):
         model.fit(X, X.sum(1), users=IDS)
+
+
+def test_the_bound_is_chosen_privately_and_paid():
+    ledger, users = Ledger(unit="user"), np.repeat(np.arange(3000), 1 + np.arange(3000) % 2)
+    table = np.random.default_rng(0).uniform(-1, 1, (len(users), 2))
+    model = LinearRegression(**LINEAR, delta=1e-6, ledger=ledger, random_state=0)
+    fitted = PerUser(model, records_per_user="private").fit(table, table.sum(1), users=users)
+    assert fitted.records_per_user_ == 2
+    assert tacit.epsilon(fitted.event_, delta=1e-6) <= 2.0
+    assert len(ledger.history()) == 2
+    with pytest.raises(TypeError, match="records_per_user"):
+        PerUser(model, records_per_user="auto").fit(table, table.sum(1), users=users)

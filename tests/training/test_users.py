@@ -73,6 +73,7 @@ def test_the_sum_of_users_is_that_of_a_loop(engine, combine, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # raised inside the compiler
 def test_the_compiled_sum_of_users_is_that_of_a_loop():
     run = make_run(Users(ids=IDS, records_per_user=20), compile=True)
     for lot in run:
