@@ -99,17 +99,8 @@ def race(settings: list[Draw], limit: float) -> list[list[str]]:
     return rows
 
 
-def main() -> None:
-    """Run the fuzz and, with --race, the race; write results/accounting_fuzz.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settings", type=int, default=5000)
-    parser.add_argument("--race", type=int, default=0)
-    parser.add_argument("--most", type=float, default=50.0)
-    parser.add_argument("--limit", type=float, default=60.0, help="CPU seconds of the peer")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    found = measure(given.settings, given.most, given.seed)
+def summarized(found: list[tuple[Draw, float, float, float]]) -> list[str]:
+    """Return the blocks of a page about what `measure` found."""
     widths, times = np.array([f[2] for f in found]), np.array([f[3] for f in found])
     worst = sorted(found, key=lambda f: -f[3])[:5] + sorted(found, key=lambda f: -f[2])[:5]
     summary = [
@@ -126,11 +117,25 @@ def main() -> None:
         [str(f[0].event), f"{f[0].delta:.1e}", f"{f[1]:.5g}", f"{f[2]:.0e}", f"{1e3 * f[3]:.1f}"]
         for f in worst
     ]
-    blocks = [
+    return [
         "## Brackets",
         table(["", ""], summary),
         table(["slowest and widest", "delta", "epsilon", "width", "ms"], rows),
     ]
+
+
+def main() -> None:
+    """Run the fuzz and, with --race, the race; write results/accounting_fuzz.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", type=int, default=5000)
+    parser.add_argument("--race", type=int, default=0)
+    parser.add_argument("--most", type=float, default=50.0)
+    parser.add_argument("--limit", type=float, default=60.0, help="CPU seconds of the peer")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found = measure(given.settings, given.most, given.seed)
+    blocks = summarized(found)
     if given.race:
         rng = np.random.default_rng(given.seed + 1)
         settings = [found[i][0] for i in rng.permutation(len(found))[: given.race]]

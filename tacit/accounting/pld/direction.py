@@ -1,5 +1,6 @@
 """The price of one direction of comparison, by whichever method proves the sharpest bracket."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -161,8 +162,11 @@ class DirectionPrice:
         answer = answer.intersection(Bracket(0.0, bound))
         if floor > 0.0 and answer.upper > floor:  # is this the lesser direction?
             rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
-            rough = rough or self._smoothed(floor, delta)
-            if rough.delta(floor).upper <= delta:
+            found = (rough or self._smoothed(floor, delta)).delta(floor)
+            if found.lower <= delta < found.upper and found.width > delta:  # nothing was proved
+                with contextlib.suppress(NotCertified):
+                    found = self._smoothed(floor, delta).delta(floor)
+            if found.upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
         log_target = math.log(delta) + math.log(self.tolerance)

@@ -137,10 +137,11 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
 
     They belong to a mechanism that `event` describes. If none is known, raise `UnsupportedEvent`.
     """
-    sampled = ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.RandomAllocation
-    inner = event.event if isinstance(event, sampled) else event
-    cut = ev.TruncatedPoissonSampled | ev.RandomAllocation
-    if isinstance(inner, ev.Exponential) and not isinstance(event, cut):
+    is_sampled = isinstance(
+        event, ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.RandomAllocation
+    )
+    inner = event.event if is_sampled else event
+    if isinstance(inner, ev.Exponential) and isinstance(event, ev.Exponential | ev.PoissonSampled):
         # Two options, whose utilities move by the sensitivity in opposite directions: the log odds
         # change by epsilon, from -epsilon / 2 to epsilon / 2.
         half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
