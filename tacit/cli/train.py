@@ -45,6 +45,6 @@ def train(
         out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
     chosen = given.recipe(recipe, epsilon=epsilon, delta=delta)
     folder = tables.run_folder(out, f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}")
-    if RunFolder(folder).is_finished:
+    if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
     shared.train_and_print(chosen, folder, root=given.data, page=given.page, as_json=given.as_json)

@@ -6,7 +6,7 @@ at most one record.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def read_rows(path: str | Path, schema: Schema, *, training: bool = True) -> Enc
     value.
     """
     needed = schema.needed_for(training=training)
-    parts = [schema.encode_rows(cells) for cells in _cells(Path(path), schema, needed)]
+    parts = [schema.encode_rows(cells) for cells in read_cell_chunks(Path(path), schema, needed)]
     if not parts:
         raise ValueError(f"{Path(path).name} has no records.")
     rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
@@ -51,7 +51,7 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     The first record of each person is kept. For what summarizes values, not features.
     """
     rules, found = schema.dialect.rules, {}
-    for cells in _cells(Path(path), schema, schema.needed):
+    for cells in read_cell_chunks(Path(path), schema, schema.needed):
         for column in schema.declared:
             if column.type != "ignored":
                 part = column.plain(cells[column.name], rules)
@@ -72,10 +72,22 @@ def read_chunks(
     schema.target_column  # noqa: B018  # raises if there is none
     if schema.unit == "person":
         raise ValueError("a table with a column of type person is read whole: see read_rows.")
-    for cells in _cells(Path(path), schema, schema.needed, rows=rows):
+    for cells in read_cell_chunks(Path(path), schema, schema.needed, rows=rows):
         found = schema.encode_rows(cells)
         assert found.y is not None  # the schema has a target
         yield found.x, found.y
+
+
+def frame_chunks(
+    frames: Iterable[Any], needed: Sequence[str]
+) -> Iterator[Mapping[str, Cells]]:  # Any: data frames of several libraries
+    """Yield the needed columns of data frames as cells. Private."""
+    for table in frames:
+        frame = as_frame(table)
+        if frame is None:
+            raise TypeError("every chunk must be a data frame of pandas, polars or pyarrow.")
+        find_columns("the table", needed, frame.columns)
+        yield frame_cells(frame, needed)
 
 
 def read_table(
@@ -156,7 +168,7 @@ def count_rows(path: str | Path, dialect: Dialect) -> int:
     return count_lines(path, dialect)
 
 
-def _cells(
+def read_cell_chunks(
     path: Path, schema: Schema, needed: Sequence[str], *, rows: int = _ROWS
 ) -> Iterator[Mapping[str, Cells]]:
     """Yield the needed columns of `rows` records at a time. Private."""

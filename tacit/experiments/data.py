@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from tacit import datasets
+from tacit import datasets, sources
 from tacit.errors import TacitError
 from tacit.experiments.recipe import DataSettings
 
@@ -24,7 +24,11 @@ class HopelessTable(TacitError):
 
 
 def load(
-    settings: DataSettings, root: str | Path | None = None, *, needs_classes: bool = True
+    settings: DataSettings,
+    root: str | Path | None = None,
+    *,
+    needs_classes: bool = True,
+    needs_rows: bool = True,
 ) -> datasets.Dataset:
     """Load the training records (private) and the records that measure the model.
 
@@ -32,8 +36,10 @@ def load(
     data set, of a table declared public, and of the file `public_test` are public. Those held out
     of a private table are private: `Dataset.is_test_public` is False. If the settings name a
     validation share, that fraction of the training records is held out and used in place of the
-    test split.
+    test split. Without `needs_rows`, the data may be a table in a database, whose rows stay there.
     """
+    if needs_rows:
+        sources.require_rows(settings.path)
     if settings.name == "table":
         dataset = _table(settings, root)
     else:
@@ -48,6 +54,8 @@ def load(
 
 def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     """Return the records of a table, with those of `public_test` as test records, if declared."""
+    if sources.is_database(settings.path):
+        return _table_in_engine(settings, root)
     schema, path = schema_of(settings), locate(settings.path, root)
     if not schema.feature_names:
         raise ValueError("the schema declares no column but the target: there is nothing to fit.")
@@ -74,6 +82,39 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
             flags={},
         )
     return replace(found, is_test_public=bool(settings.public_test))
+
+
+def _table_in_engine(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
+    """Return a table in a database without its rows: its public facts and private counts."""
+    schema, place = schema_of(settings), settings.path
+    if settings.evaluation != "none" and not settings.public_test:
+        raise ValueError(
+            "a table in a database is not divided: use --no-evaluation or --public-test FILE."
+        )
+    with sources.open_table(place, schema) as table:
+        flags = sources.flag_counts(table.coded(schema), schema)
+    n_records = next(iter(flags.values())).n_records
+    x = np.zeros((0, len(schema.feature_names)), np.float32)
+    found = datasets.Dataset(
+        name=sources.name_of(place),
+        x_train=x,
+        y_train=np.zeros(0),
+        x_test=x,
+        y_test=np.zeros(0),
+        n_classes=schema.n_classes,
+        feature_names=schema.feature_names,
+        public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
+        n_records=n_records,
+        n_held_out=0,
+        is_test_public=bool(settings.public_test),
+        flags=flags,  # type: ignore[arg-type]  # counts in place of flags
+        unit=schema.unit,
+    )
+    if not settings.public_test:
+        return found
+    public = read_public(settings.public_test, settings, root)
+    assert public.y is not None  # read with a schema that names a target
+    return replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
 
 
 def count_records(settings: DataSettings, root: str | Path | None = None) -> int:

@@ -7,6 +7,7 @@ steps had left the process, and they are repeated with the same lots and the sam
 costs no more than its plan.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -22,7 +23,7 @@ import torch
 
 from tacit import accounting
 from tacit.datasets import Dataset
-from tacit.events import Event, PureDP, Sequence
+from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
     BASELINE,
@@ -55,7 +56,7 @@ from tacit.experiments.training_loop import (
     train_baseline,
 )
 from tacit.ledger import Budget, Ledger
-from tacit.training import Key
+from tacit.training import Key, Ranks
 
 FEATURES_KEY = "features.key"
 _CHECKPOINT = "checkpoint.pt"
@@ -108,37 +109,65 @@ def train(
     >>> facts.epsilon <= 3.0
     True
     """
-    folder = RunFolder(path)
-    with folder.locked():
-        return _train(recipe, folder, folder.data_root(root), baseline, on_progress, cache)
+    folder, ranks = RunFolder(path), Ranks.here()
+    with contextlib.ExitStack() as stack:
+        ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
+        place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
+        return _train(recipe, folder, ranks, place, baseline, on_progress, cache)
 
 
 def _train(
     recipe: Recipe,
     folder: RunFolder,
+    ranks: Ranks,
     root: str | Path | None,
     baseline: SequenceOf[Metric] | None,
     on_progress: OnProgress | None,
     cache: Path | None,
 ) -> Facts:
-    """Do what `train` says, while this process holds the folder."""
+    """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
     dataset = data.load(recipe.data, root)
     recipe = recipe.filled(dataset.n_records)
-    _take(folder, recipe)
-    folder.remember_data(root)
-    if folder.is_finished:
-        folder.close()  # in case the run was killed just after it wrote its facts
-        return folder.facts()
-    with folder.open_ledger(recipe, _budget(recipe, dataset)) as ledger:
-        checked = check_table(
-            recipe, dataset.flags, folder, ledger, epsilon=recipe.privacy.budget.epsilon, root=root
+
+    def begin() -> Facts | None:
+        _take(folder, recipe)
+        folder.remember_data(root)
+        if folder.is_finished:
+            folder.close()  # in case the run was killed just after it wrote its facts
+            return folder.facts()
+        return None
+
+    if (finished := ranks.on_first(begin)) is not None:
+        return finished
+    budget, epsilon = _budget(recipe, dataset), recipe.privacy.budget.epsilon
+    with _ledger_of(folder, recipe, budget, ranks) as ledger:
+        checked = ranks.on_first(
+            lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
         )
-        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked)
+        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks)
         session.go(on_progress or (lambda _: None))
-        if baseline is None or not recipe.data.holds_public_records:
-            # Empty if the records are private.
-            baseline = train_baseline(recipe, dataset, session.cache, seed=session.init)
-        return session.finish(baseline)
+
+        def finish() -> Facts:
+            twin = baseline
+            if twin is None or not recipe.data.holds_public_records:
+                # Empty if the records are private.
+                twin = train_baseline(recipe, dataset, session.cache, seed=session.init)
+            return session.finish(twin)
+
+        return ranks.on_first(finish)
+
+
+def _ledger_of(
+    folder: RunFolder, recipe: Recipe, budget: Budget | None, ranks: Ranks
+) -> contextlib.AbstractContextManager[Ledger]:
+    """Return the ledger that pays: on rank 0. The others count their steps in memory."""
+    opened = ranks.on_first(lambda: folder.open_ledger(recipe, budget).close())
+    assert opened is None  # it can be opened: otherwise every rank has raised
+    if ranks.rank == 0:
+        return folder.open_ledger(recipe, budget)
+    counting = Ledger(relation=Relation(recipe.privacy.relation), unit=recipe.privacy.unit)
+    counting.declare_one_record_each()  # rank 0 checks the unit of what is paid
+    return counting
 
 
 @dataclass
@@ -152,6 +181,8 @@ class Session:
     cache: Path
     checked: tuple[Event, ...] = ()
     """What was paid for the check of a private table."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train the model together; the first of them writes all files."""
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
@@ -160,7 +191,8 @@ class Session:
         recipe, seed = self.recipe, self.recipe.run.seed
         self.n_records = self.dataset.n_records
         self.digest = digest_of(self.dataset)
-        state = self._read_checkpoint()
+        ranks = self.ranks
+        state = ranks.on_first(self._read_checkpoint)
         planned = (*self.checked, *_evaluation_plan(recipe, self.dataset))
         self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records, planned)
         self.summaries = state["summaries"] if state else {}
@@ -168,7 +200,7 @@ class Session:
             self.dataset, recipe.features, release=self._release, cache=self.cache
         )
         fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
-        self.init = state["init"] if state else fresh
+        self.init = state["init"] if state else ranks.share(fresh)
         self.loop = TrainingLoop(
             recipe,
             models.build(recipe.model, self.prepared.shape, self.dataset.n_classes, seed=self.init),
@@ -183,11 +215,15 @@ class Session:
         if state:
             self._load(state)
         else:
-            self._save()  # before the first payment, so that a restart has the key
+            ranks.on_first(self._save)  # before the first payment, so that a restart has the key
 
     def go(self, on_progress: OnProgress) -> None:
         """Take all remaining steps, and measure the model at the end of each epoch."""
         private, saved = self.private, time.monotonic()
+        if self.ranks.rank > 0:
+            for _ in self.loop.steps():  # what is measured and written, rank 0 does alone
+                pass
+            return
         latest = self.metrics[-1] if self.metrics else {}
         kept = replay_steps(self.recipe.run.stretches, private.steps)
         if private.steps_taken == 0 and kept:
@@ -298,6 +334,9 @@ class Session:
         """
         if name in self.summaries:
             return self.summaries[name].numpy()
+        return self.ranks.on_first(lambda: self._pay_and_release(name, summary, x))
+
+    def _pay_and_release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
         path = self.folder / SECRET / FEATURES_KEY
         if not path.is_file():
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -365,7 +404,8 @@ class Session:
         return None
 
     def _load(self, state: Mapping) -> None:
-        self.private.load_state_dict(state["private"])
+        # What this run has written since its checkpoint is of steps before the checkpoint.
+        self.private.load_state_dict(state["private"], is_unreleased=True)
         self.loop.model.load_state_dict(state["model"])
         self.loop.optimizer.load_state_dict(state["optimizer"])
         if self.loop.ema is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
     from tacit.regression.per_user import PerUser
+    from tacit.regression.rows import SecondMoments
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
     "PerUser": "per_user",
+    "SecondMoments": "rows",
     "TransferRegression": "transfer",
 }
 
@@ -32,6 +34,7 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "PerUser",
+    "SecondMoments",
     "TransferRegression",
 ]
 

@@ -20,6 +20,7 @@ from tacit.report.run_certificate import (
 from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
+    from tacit.report.ledger_page import write_ledger_page
     from tacit.report.reports import write_logit_report, write_page
     from tacit.report.study_page import cost_in_words, write_pate_sweep, write_study
 
@@ -44,6 +45,7 @@ __all__ = [
     "verify",
     "verify_run",
     "write_certificate",
+    "write_ledger_page",
     "write_logit_report",
     "write_page",
     "write_pate_sweep",
@@ -52,6 +54,6 @@ __all__ = [
 
 _PAGES = ("write_logit_report", "write_page")
 _STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
-_HOMES: dict[str, str] = dict.fromkeys(_PAGES, "reports")
+_HOMES: dict[str, str] = {**dict.fromkeys(_PAGES, "reports"), "write_ledger_page": "ledger_page"}
 _HOMES |= dict.fromkeys(_STUDIES, "study_page")
 __getattr__ = lazy(__name__, _HOMES)

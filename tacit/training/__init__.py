@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tacit.training.automatic_clipping import Automatic
     from tacit.training.banded_noise import Banded, choose_bands, price_bands
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
+    from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
     from tacit.training.key import Key
@@ -43,6 +44,7 @@ _HOMES = {
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
+    "Ranks": "distributed",
     "Speed": "make",
     "Stairs": "plan",
     "Users": "users",
@@ -70,6 +72,7 @@ __all__ = [
     "PerGroup",
     "PerLayer",
     "Private",
+    "Ranks",
     "Speed",
     "Stairs",
     "Users",

@@ -14,7 +14,7 @@ formed whole on each rank before its shard is kept: optimizer state stays sharde
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
 from tacit.training.clip import ClippedSum
 
+Result = TypeVar("Result")
 _BUCKET = 1 << 24  # elements added over the ranks in one message
 
 
@@ -68,19 +69,24 @@ class Ranks:
         if any(other != found[0] for other in found):
             raise ValueError(f"{what} must be the same on every rank.")
 
-    def on_first(self, act: Callable[[], object]) -> None:
-        """Call `act` on rank 0 alone; if it raises there, every rank raises the same error."""
+    def on_first(self, act: Callable[[], Result]) -> Result:
+        """Call `act` on rank 0 alone, and return its result on every rank.
+
+        If it raises there, every rank raises the same error.
+        """
         if self.size == 1:
-            act()
-            return
+            return act()
         error: Exception | None = None
+        result: Any = None  # Any: what `act` returns, which must be picklable
         if self.rank == 0:
             try:
-                act()
+                result = act()
             except Exception as raised:
                 error = raised
-        if (error := self.share(error)) is not None:
+        error, result = self.share((error, result))
+        if error is not None:
             raise error
+        return result
 
     def pay_and_add(
         self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger

@@ -592,6 +592,7 @@ KILLED = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_and_resume_gives_the_same_bill_and_the_same_releases(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(KILLED)

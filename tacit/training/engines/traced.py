@@ -232,10 +232,15 @@ class TracedLotSum:
         rows = self._rows
         shared = [*_constants(graph), *values.values()]
         before = [tensor.clone() for tensor in shared]
-        _Inspection(graph, [*values.values(), *rows]).run(*values.values(), *rows)
+        shapes = []
+        for record in (rows, self.blank()):
+            inspection = _Inspection(graph, [*values.values(), *record])
+            inspection.run(*values.values(), *record)
+            shapes.append(inspection.shapes)
+        if shapes[0] != shapes[1]:
+            raise IncompatibleModel(_REFUSAL.format("makes tensors whose shapes depend on values"))
         with without_fallback_warnings():
             # vmap refuses to write an example into a tensor that examples share.
-            # Results must have one shape, whatever the values are.
             pairs = [torch.stack(pair) for pair in zip(rows, self.blank(), strict=True)]
             _BoundCall.apply(mapped, values, pairs)
         # Some operators write without saying so in their names or schemas.
@@ -307,6 +312,7 @@ class _Inspection(Interpreter):
         super().__init__(graph)
         self.extra_traceback = False  # it would be added to the text of errors
         self._shared = {_memory(t) for t in (*_constants(graph), *inputs)}
+        self.shapes: list[torch.Size] = []  # of what the operators returned, in their order
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem:
@@ -320,7 +326,10 @@ class _Inspection(Interpreter):
             for tensor in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(tensor, Tensor) and _memory(tensor) in self._shared:
                     raise IncompatibleModel(_REFUSAL.format(_WRITES))
-        return super().call_function(target, args, kwargs)
+        result = super().call_function(target, args, kwargs)
+        parts = result if isinstance(result, list | tuple) else [result]
+        self.shapes += [part.shape for part in parts if isinstance(part, Tensor)]
+        return result
 
 
 class _BoundCall(torch.autograd.Function):
@@ -353,8 +362,6 @@ def _reason(error: Exception) -> str:
         return "branches on a value, or reads a value out of a tensor"
     if "more than 1 value per channel" in text:
         return "normalizes over the examples of a batch (BatchNorm)"
-    if "to be equal size" in text:
-        return "makes tensors whose shapes depend on values"
     if "inplace" in text or "in place" in text:
         return _WRITES
     return f"cannot be traced and mapped ({type(error).__name__})"
