@@ -126,6 +126,17 @@ def is_met(excess: dict[str, np.ndarray]) -> np.ndarray:
     return (excess["auto"] <= ENOUGH) | (excess["auto"] <= FACTOR * np.maximum(best, 0))
 
 
+def grows(excess: np.ndarray) -> bool:
+    """Return whether the excess, (splits, epsilons), grows with epsilon by more than noise.
+
+    The median over splits must rise by more than two of its standard errors (1.25 / sqrt(splits)
+    times the standard deviation of the rise), and by more than ENOUGH.
+    """
+    rise = np.diff(excess, axis=1)
+    noise = 2 * 1.25 * rise.std(axis=0, ddof=1) / np.sqrt(len(rise))
+    return bool((np.diff(np.median(excess, axis=0)) > np.maximum(ENOUGH, noise)).any())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=9)
@@ -152,8 +163,7 @@ def main() -> None:
         }
         met = is_met(excess)
         n_met, n_cells = n_met + int(met.sum()), n_cells + len(met)
-        auto = excess["auto"]
-        if (np.diff(auto) > np.maximum(ENOUGH, 0.1 * np.abs(auto[:-1]))).any():
+        if grows(100 * (columns["auto"] / least[:, None] - 1)):
             grown.append(name)
         for method, values in excess.items():
             cells = [f"{value:.2f}" for value in values]

@@ -6,6 +6,9 @@ the target, a model of the target and these sources together, and how far the ta
 towards that model. So the target spends what it would spend alone, and a target whose sources all
 disagree gets exactly the model that it would have got without them.
 
+A data set is trusted in a direction only as far as its released Gram matrix is above its noise
+there (`precision`). In other directions the target keeps its own fit.
+
 The scheme is that of Li, Cai & Li 2022 (Trans-Lasso) and Tian & Feng 2023 (TransGLM): keep the
 sources that do not raise the target's loss, combine them, and correct the result on the target. How
 far the target's fit then moves follows James & Stein 1961 from its own released loss.

@@ -125,10 +125,10 @@ def test_migrated_data_sets_lower_the_error_on_the_line():
     tables, points = line_data_sets(8, n_records=400, seed=0)
     options = {"epsilon": 3.0, "h": 0.0, "points": points, "repeats": 9, "seed": 0}
     study = study_migration(tables, counts=[1, 7], **options)
-    # Medians: at so few records a single run may miss the line by far, with and without help.
-    alone, helped = (np.median(curve.errors, axis=1) for curve in study.curves)
-    assert helped[1] < helped[0]
-    assert helped[1] < 0.1 * alone[1]
+    alone, helped = (np.array(curve.errors) for curve in study.curves)
+    assert (helped.max(axis=1) < alone.max(axis=1)).all()
+    assert np.median(helped[1]) < np.median(helped[0])
+    assert np.median(helped[1]) < 0.1 * np.median(alone[1])
 
 
 @pytest.mark.parametrize(

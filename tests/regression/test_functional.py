@@ -98,7 +98,7 @@ def test_the_default_split_has_the_least_noise():
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_functional_coefficient_carries_noise_at_its_scale(analysis, relation):
     """Asymmetric bounds (0, 100); false alarms: 39 coordinates at 6 sigma, below 1e-7."""
-    draws = 3000
+    draws = 1000
     rng = generator(5)
     X = np.random.default_rng(0).uniform(0, 100, (50, 3))
     rows = PrivateRows(X, Bounds(0, 100).box(3))

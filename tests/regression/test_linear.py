@@ -106,7 +106,7 @@ def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
         2, row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
     )
     rng = generator(0)
-    draws = 200
+    draws = 80
     for plan, releases in ((moments, 3), (descent, 4 + descent.steps)):
         seen.clear()
         for _ in range(draws):

@@ -39,13 +39,38 @@ def test_informative_sources_lower_the_error(q):
 
     def error(sources):
         losses = []
-        for seed in range(15):
+        for seed in range(5):
             model = fitted(sources, seed, q=q)
             losses.append(np.mean((model.predict(test) - test @ truth - 1) ** 2))
         return np.median(losses)
 
     good = [people(5000, seed=k) for k in (1, 2, 3)]
     assert error(good) < 0.5 * error([])
+
+
+def test_no_single_run_is_far_off_where_the_noise_of_one_source_hides_directions():
+    """Two equal columns: the fits differ by much in what no record shows. All ten runs count.
+
+    One source whose Gram matrix has noise must not move the target by what this noise seems to say.
+    """
+
+    def around(middle, rng):
+        t = middle + rng.uniform(-0.5, 0.5, 400)
+        return np.column_stack([t, t]), 2 * t + 1 + rng.normal(0, 0.5, 400)
+
+    points = np.arange(1.0, 9.0)
+    errors = []
+    for seed in range(49, 59):
+        rng = np.random.default_rng(seed)
+        model = TransferRegression(
+            epsilon=5.0, h=0.0, bounds=(0, 9), target_bounds=(1, 19), random_state=seed
+        ).fit(*around(1, rng), sources=[around(2, rng)])
+        alone = points[:, None] * model.alone_[0].sum() + model.alone_[1]
+        found = model.predict(np.column_stack([points, points]))
+        errors.append([np.sum((p.ravel() - 2 * points - 1) ** 2) for p in (found, alone)])
+    helped, alone = np.array(errors).T
+    assert helped.mean() < 0.5 * alone.mean()
+    assert helped.max() < alone.max()
 
 
 @pytest.mark.parametrize("q", [1, 2])
