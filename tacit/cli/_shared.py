@@ -9,6 +9,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,18 +191,34 @@ def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
 
 
 def train_and_print(
-    recipe: "Recipe", folder: Path, *, root: Path | None = None, page: bool, as_json: bool
+    recipe: "Recipe",
+    folder: Path,
+    *,
+    root: Path | None = None,
+    page: bool,
+    as_json: bool,
+    progress: bool | None = None,
 ) -> None:
     """Train by a recipe into `folder`, write its report page if `page`, and print the result."""
     from tacit.experiments import Progress, train
 
-    with progress_bar(recipe.name, is_hidden=as_json) as show:
+    if rank() > 0:  # rank 0 prints
+        with _ranks_together():
+            train(recipe, folder, root=root)
+        return
+    is_hidden = as_json if progress is None else not progress
+    with (
+        progress_bar(recipe.name, is_hidden=is_hidden, is_forced=progress is True) as show,
+        _ranks_together(),
+    ):
 
         def report(progress: Progress) -> None:
             metric, text = progress.metric, ""
             if metric:
                 text = f"epsilon {metric['epsilon']:.3f}"
                 text += f"  accuracy {metric['accuracy']:.2%}" if "accuracy" in metric else ""
+                if "training_loss" in metric:
+                    text += f"  noisy loss {metric['training_loss']:.3f}"
             show(progress.step, progress.steps, text)
 
         try:
@@ -214,6 +231,32 @@ def train_and_print(
         print_json(outcome(facts, folder, written))
     else:
         _print_outcome(facts, folder, written)
+
+
+def rank() -> int:
+    """Return the number of this process among those that torchrun started; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+
+
+@contextmanager
+def _ranks_together() -> Iterator[None]:
+    """Join the processes that torchrun started, so that they train one model in one run."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(hours=12))  # torchrun ends us, if one dies
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise OSError(
+            "another rank ended. Start torchrun again, with any number of ranks, to resume."
+        ) from None
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -236,15 +279,17 @@ def paying(
 
 
 @contextmanager
-def progress_bar(label: str, *, is_hidden: bool) -> Iterator[Callable[[float, float, str], None]]:
-    """Show a progress bar on standard error, if that is a terminal.
+def progress_bar(
+    label: str, *, is_hidden: bool, is_forced: bool = False
+) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a progress bar on standard error, if that is a terminal or `is_forced`.
 
     Yields a function that updates the bar: it takes the amount done, the total, and a text.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=is_forced or None)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

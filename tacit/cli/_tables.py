@@ -9,6 +9,7 @@ import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
+from tacit.sources import as_place, is_database, name_of, require_rows
 
 if TYPE_CHECKING:
     from tacit.datasets import Schema
@@ -18,7 +19,10 @@ _SCHEMA = typer.Option("--schema", help="TOML file of target, bounds and categor
 MaybeSchema = Annotated[Path | None, _SCHEMA]
 Table = Annotated[
     Path,
-    typer.Argument(help="CSV or Parquet file of private records; or a run folder, to resume."),
+    typer.Argument(
+        help="CSV or Parquet file of private records; duckdb:FILE#TABLE, duckdb:FILE.parquet or "
+        "postgresql://HOST/DB#TABLE; or a run folder, to resume."
+    ),
 ]
 PublicTest = Annotated[
     Path | None,
@@ -41,8 +45,8 @@ _TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".b
 
 
 def is_table(name: str | Path) -> bool:
-    """Return whether an argument names the file of a table, and no recipe or run folder."""
-    return Path(name).suffix.lower() in _TABLES
+    """Return whether an argument names a table, and no recipe or run folder."""
+    return is_database(as_place(name)) or Path(name).suffix.lower() in _TABLES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ class RecipeOptions(FitOptions):
 
         changes: dict[str, Any] = {"run__seed": self.seed, "privacy__epsilon": epsilon}
         changes["privacy__delta"] = delta
+        require_rows(as_place(name))
         if is_table(name) or self.schema is not None:
             if self.schema is None or epsilon is None:
                 raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
@@ -121,10 +126,12 @@ def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any
     assert given.schema is not None  # callers have checked
     schema = Schema.read(given.schema)
     note_weights(schema)
+    place = str(as_place(table))
+    place = place if is_database(place) else str(table.resolve())
     is_fit = isinstance(given, FitOptions)
     data: dict[str, Any] = {
         "name": "table",
-        "path": str(table.resolve()),
+        "path": place,
         "schema": schema.to_dict(),
         "evaluation": "paid" if is_fit and given.evaluation else "none",
     }
@@ -140,7 +147,8 @@ def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any
         privacy |= {"ledger": str(given.ledger.resolve()), "relation": str(relation)}
     if given.relation is not None:
         privacy["relation"] = str(given.relation)
-    return {"name": table.name.split(".")[0], "data": data, "privacy": privacy}
+    name = name_of(place) if is_database(place) else table.name.split(".")[0]
+    return {"name": name, "data": data, "privacy": privacy}
 
 
 def recipe_and_folder(

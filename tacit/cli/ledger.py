@@ -1,4 +1,4 @@
-"""`tacit ledger create|show|verify|export|witness`: make a ledger, read it, keep a witness of it.
+"""`tacit ledger create|show|verify|export|page|move|grant|witness`: make, read and move a ledger.
 
 Exit codes: 0 done; 1 `verify` found the file damaged; 2 another error.
 """
@@ -15,7 +15,7 @@ from tacit._untrusted import printable
 from tacit.cli._shared import AsJson, print_json, round_up
 from tacit.errors import LedgerError
 from tacit.events import Relation
-from tacit.ledger import Budget, Entry, Epsilons, Ledger, serve
+from tacit.ledger import Budget, Entry, Epsilons, Ledger, connect, move, serve
 
 app = typer.Typer(
     add_completion=False,
@@ -36,15 +36,24 @@ def create(
         Relation, typer.Option(help="How two neighboring data sets differ.")
     ] = Relation.ADD_REMOVE,
     unit: Annotated[str, typer.Option(help="What a record stands for, such as person.")] = "record",
+    server: Annotated[
+        str | None,
+        typer.Option(help="Keep it at postgresql://HOST/DB#NAME; FILE then points there."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create the ledger of a private data set, with its budget. It cannot be changed later."""
+    """Create the ledger of a private data set, with its budget. It cannot be changed later.
+
+    With --server the ledger is for a team. If it exists there, FILE is connected with it.
+    """
     if file.exists():
         raise LedgerError(f"{file} exists already. Show it with: tacit ledger show {file}")
     if not file.parent.is_dir():
         raise LedgerError(f"the folder {file.parent} does not exist.")
     budget = Budget(epsilon, delta)
-    with Ledger(file, budget=budget, relation=relation, unit=unit) as ledger:
+    with Ledger(server or file, budget=budget, relation=relation, unit=unit) as ledger:
+        if server is not None:
+            connect(file, server)
         settings = {"relation": str(ledger.relation), "unit": ledger.unit}
     if as_json:
         print_json({"ledger": str(file), "epsilon": epsilon, "delta": delta} | settings)
@@ -136,6 +145,59 @@ def export(
         output.write_text(text + "\n", encoding="utf-8")
 
 
+@app.command(epilog="Example: tacit ledger page clinic.ledger --output clinic.html")
+def page(
+    file: _File,
+    output: Annotated[Path | None, typer.Option(help="The page [FILE.html].")] = None,
+    delta: Annotated[float | None, typer.Option(help="State costs at it [the budget's].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page with the budget, what was spent over time, and by which run."""
+    from tacit.report import write_ledger_page
+
+    target = output or file.with_name(file.name + ".html")
+    with Ledger(file, read_only=True) as ledger:
+        write_ledger_page(ledger, target, delta=delta)
+    _tell({"page": str(target)}, f"wrote {target}", as_json)
+
+
+@app.command(
+    name="move", epilog="Example: tacit ledger move clinic.ledger team.ledger --server URL"
+)
+def move_command(
+    file: _File,
+    target: Annotated[Path, typer.Argument(help="The new file, which must not exist.")],
+    server: Annotated[
+        str | None,
+        typer.Option(help="Move to postgresql://HOST/DB#NAME; TARGET then points there."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a ledger with its history; nothing can be spent from the old one afterwards."""
+    if target.exists():
+        raise LedgerError(f"{target} exists already. Give a file that does not exist.")
+    move(file, server or target)
+    if server is not None:
+        connect(target, server)
+    _tell({"moved": str(file), "to": str(target)}, f"moved {file} to {target}", as_json)
+
+
+@app.command(epilog="Example: tacit ledger grant team.ledger ana --spend")
+def grant(
+    file: _File,
+    role: Annotated[str, typer.Argument(help="A role of the server.")],
+    spend: Annotated[
+        bool, typer.Option("--spend/--read-only", help="Whether it may also spend.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a role of the server read a ledger, or also spend from it. For the ledger's owner."""
+    with Ledger(file) as ledger:
+        ledger.grant(role, spend=spend)
+    text = f"{role} may {'spend from' if spend else 'read'} {file}"
+    _tell({"role": role, "may_spend": spend}, text, as_json)
+
+
 @app.command(epilog="Example: tacit ledger witness /srv/witness --host 10.0.0.5 --port 8100")
 def witness(
     folder: Annotated[Path, typer.Argument(help="Where to keep the marks.")],
@@ -146,6 +208,14 @@ def witness(
     server = serve(folder, host=host, port=port)
     typer.echo(f"serving witnesses in {folder} at http://{host}:{server.server_port}/NAME")
     server.serve_forever()
+
+
+def _tell(found: dict[str, object], text: str, as_json: bool) -> None:
+    """Print what a command did, in words or as JSON."""
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text)
 
 
 def _three(found: Epsilons) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
-from tacit.datasets.columns import TYPES, Column
+from tacit.datasets.columns import TYPES, UNKNOWN, Column, Parsed
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
-from tacit.datasets.dataset import Dataset
+from tacit.datasets.dataset import Dataset, PersonRows
 from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
 
 if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         as_dataset,
         column_names,
         count_rows,
+        frame_chunks,
         held_out,
+        read_cell_chunks,
         read_chunks,
         read_columns,
         read_features,
@@ -33,12 +35,15 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
 __all__ = [
     "FIELDS",
     "TYPES",
+    "UNKNOWN",
     "Column",
     "Dataset",
     "Derived",
     "Dialect",
     "EncodedRows",
     "FeatureBounds",
+    "Parsed",
+    "PersonRows",
     "Schema",
     "as_dataset",
     "column_names",
@@ -46,9 +51,11 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "find_columns",
+    "frame_chunks",
     "held_out",
     "load",
     "mnist",
+    "read_cell_chunks",
     "read_chunks",
     "read_columns",
     "read_features",
@@ -60,8 +67,8 @@ __all__ = [
 
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
-    "as_dataset column_names count_rows held_out read_chunks read_columns read_features read_rows "
-    "read_table take_rows"
+    "as_dataset column_names count_rows frame_chunks held_out read_cell_chunks read_chunks "
+    "read_columns read_features read_rows read_table take_rows"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -183,6 +183,11 @@ class Column:
         return () if self.at_least is None else (f"< {self.at_least:g}", f">= {self.at_least:g}")
 
     @property
+    def spellings(self) -> tuple[str, ...]:
+        """Texts that are a value: the categories, or the words for true and false in lower case."""
+        return tuple(sorted(_TRUE | _FALSE)) if self.type == "boolean" else self.categories
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the features that encode this column; one per category of a category column."""
         if self.type == "category":

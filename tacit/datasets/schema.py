@@ -55,14 +55,19 @@ class Derived:
         return self.product or (self.column,)
 
     def encode(self, cells: Mapping[str, Cells], rules: CellRules) -> Singles:
-        """Return the feature (rows, 1): 0 or 1 for a threshold, or a product clipped to [-1, 1]."""
+        """Return `values` as a feature (rows, 1) in float32."""
+        return self.values(cells, rules).astype(np.float32)[:, None]
+
+    def values(self, cells: Mapping[str, Cells], rules: CellRules) -> np.ndarray:
+        """Return 0 or 1 for a threshold, or a product clipped to [-1, 1], (rows,)."""
         numbers = [_REAL.parse(cells[name], rules).values for name in self.used]
         if self.at_least is not None:
-            return (numbers[0] >= self.at_least).astype(np.float32)[:, None]
+            return (numbers[0] >= self.at_least).astype(np.float64)
         product = np.ones(len(numbers[0]))
-        for factor in numbers:
-            product *= np.nan_to_num(factor)
-        return np.clip(np.nan_to_num(product), -1.0, 1.0).astype(np.float32)[:, None]
+        with np.errstate(over="ignore", under="ignore"):  # a warning would reveal a record
+            for factor in numbers:
+                product *= np.nan_to_num(factor)
+        return np.clip(np.nan_to_num(product), -1.0, 1.0)
 
 
 class FeatureBounds(NamedTuple):
@@ -243,6 +248,11 @@ class Schema(TransformerMixin, BaseEstimator):
     def features(self) -> tuple[Column, ...]:
         """The columns that become features: all but the target, ignored, person and weight."""
         return tuple(c for c in self.declared if c.name != self.target and c.is_feature)
+
+    @property
+    def derived_features(self) -> tuple[Derived, ...]:
+        """The derived features, which come after those of the columns."""
+        return _derived(self.derived)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from tacit import datasets
+from tacit import datasets, sources
 from tacit.errors import TacitError
 from tacit.experiments.recipe import DataSettings
 
@@ -24,7 +24,12 @@ class HopelessTable(TacitError):
 
 
 def load(
-    settings: DataSettings, root: str | Path | None = None, *, needs_classes: bool = True
+    settings: DataSettings,
+    root: str | Path | None = None,
+    *,
+    needs_classes: bool = True,
+    needs_rows: bool = True,
+    takes_persons: bool = False,
 ) -> datasets.Dataset:
     """Load the training records (private) and the records that measure the model.
 
@@ -32,8 +37,18 @@ def load(
     data set, of a table declared public, and of the file `public_test` are public. Those held out
     of a private table are private: `Dataset.is_test_public` is False. If the settings name a
     validation share, that fraction of the training records is held out and used in place of the
-    test split.
+    test split. Without `needs_rows`, the data may be a table in a database, whose rows stay there.
+    `takes_persons` says that the caller protects persons with several records.
     """
+    if needs_rows:
+        sources.require_rows(settings.path)
+    is_divided = settings.name != "table" or settings.validation_share
+    if settings.records_per_person > 1 and (is_divided or not takes_persons):
+        raise ValueError(
+            "data.records_per_person must be 1 here: only tacit train of a table without "
+            "data.validation_share protects persons with several records. With 1, one record of "
+            "each person is used."
+        )
     if settings.name == "table":
         dataset = _table(settings, root)
     else:
@@ -48,32 +63,73 @@ def load(
 
 def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     """Return the records of a table, with those of `public_test` as test records, if declared."""
+    if sources.is_database(settings.path):
+        return _table_in_engine(settings, root)
     schema, path = schema_of(settings), locate(settings.path, root)
     if not schema.feature_names:
         raise ValueError("the schema declares no column but the target: there is nothing to fit.")
     has_test = settings.public_test or settings.evaluation == "none"
     found = datasets.read_table(
-        path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
+        path,
+        schema,
+        test_share=0.0 if has_test else settings.test_share,
+        seed=settings.split_seed,
+        records_per_person=settings.records_per_person,
+        sampled=settings.sampled,
     )
     if settings.public_test:
         public = read_public(settings.public_test, settings, root)
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
     n = found.n_records + (0 if has_test else found.n_held_out)
+    is_by_person = found.persons is not None and found.persons.sampled == "persons"
     if not has_test and not settings.holds_public_records and n < _LEAST_DIVIDED:
         raise ValueError(
-            f"{path.name} has {n} {found.unit}s, too few to hold out a part of them: use "
+            f"{path.name} has {n} {found.counted}s, too few to hold out a part of them: use "
             "--no-evaluation or --public-test FILE."
         )
     if settings.holds_public_records:
         return replace(
             found,
-            n_records=len(found.x_train),
+            n_records=len(set(found.persons.ids)) if is_by_person else len(found.x_train),
             n_held_out=len(found.x_test),
             is_test_public=True,
             flags={},
         )
     return replace(found, is_test_public=bool(settings.public_test))
+
+
+def _table_in_engine(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
+    """Return a table in a database without its rows: its public facts and private counts."""
+    schema, place = schema_of(settings), settings.path
+    if settings.evaluation != "none" and not settings.public_test:
+        raise ValueError(
+            "a table in a database is not divided: use --no-evaluation or --public-test FILE."
+        )
+    with sources.open_table(place, schema) as table:
+        flags = sources.flag_counts(table.coded(schema), schema)
+    n_records = next(iter(flags.values())).n_records
+    x = np.zeros((0, len(schema.feature_names)), np.float32)
+    found = datasets.Dataset(
+        name=sources.name_of(place),
+        x_train=x,
+        y_train=np.zeros(0),
+        x_test=x,
+        y_test=np.zeros(0),
+        n_classes=schema.n_classes,
+        feature_names=schema.feature_names,
+        public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
+        n_records=n_records,
+        n_held_out=0,
+        is_test_public=bool(settings.public_test),
+        flags=flags,  # type: ignore[arg-type]  # counts in place of flags
+        unit=schema.unit,
+    )
+    if not settings.public_test:
+        return found
+    public = read_public(settings.public_test, settings, root)
+    assert public.y is not None  # read with a schema that names a target
+    return replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
 
 
 def count_records(settings: DataSettings, root: str | Path | None = None) -> int:

@@ -13,6 +13,7 @@ fit with the same noise, as long as table and recipe are the same, so it does no
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tacit import datasets  # tables load with scikit-learn, when they are first used
+from tacit import sources as engines
 from tacit.datasets import Dataset
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
@@ -76,13 +78,13 @@ def run_regression(
     """
     verb, fit = _VERBS[recipe.method]
     sources, disjoint = recipe.transfer.sources, not recipe.transfer.overlapping
-    if recipe.method == "transfer":
+    if is_transfer := recipe.method == "transfer":
         _require_transfer(recipe)
     run = RunFolder(folder)
     with run.taken(recipe, verb=verb, root=root) as place:
         if run.is_finished:
             return run.facts()
-        tables = [data_of.load(recipe.data, place, needs_classes=False)]
+        tables = [data_of.load(recipe.data, place, needs_classes=False, needs_rows=is_transfer)]
         schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
         tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
         with run.paying(recipe, place, ledger) as paying:
@@ -92,7 +94,8 @@ def run_regression(
                 recipe, tables[0].flags, run, paying, epsilon=budget, root=place, others=flags,
                 disjoint=disjoint,
             )  # fmt: skip
-            with paid_once(paying, recipe.to_toml().encode(), *_contents(tables)) as seed:
+            content = _contents(tables, sources_of(recipe))
+            with paid_once(paying, recipe.to_toml().encode(), *content) as seed:
                 rest = budget - _reserved(recipe, tables[0])
                 noise = rng_of(recipe, 2, fresh=seed)
                 assert noise is not None  # it has a seed
@@ -104,8 +107,18 @@ def run_regression(
                                   paying)  # fmt: skip
 
 
-def _contents(tables: Sequence[Dataset]) -> list[bytes]:
-    """Return all private values that the releases of a run depend on."""
+def sources_of(recipe: Recipe) -> str:
+    """Return the address of the recipe's table in a database; empty for a file."""
+    return recipe.data.path if engines.is_database(recipe.data.path) else ""
+
+
+def _contents(tables: Sequence[Dataset], address: str) -> list[bytes]:
+    """Return all private values that the releases of a run depend on.
+
+    The rows of a database are not here, and may have changed: then every attempt is another one.
+    """
+    if address:
+        return [os.urandom(32)]
     parts = (part for t in tables for part in (t.x_train, t.y_train, t.x_test, t.y_test))
     return [np.ascontiguousarray(part).tobytes() for part in parts]
 
@@ -132,11 +145,22 @@ def _fit_one(
         "n_records": dataset.n_records,
         "random_state": rng,
     }
-    model = estimator_of(recipe, dataset.n_classes, **options)
-    model.fit(dataset.x_train, dataset.y_train)
+    if address := sources_of(recipe):
+        model = _fit_in_engine(recipe, address, options)
+    else:
+        model = estimator_of(recipe, dataset.n_classes, **options)
+        model.fit(dataset.x_train, dataset.y_train)
     used = _method_of(recipe, model)
     kind = "linear" if dataset.n_classes is None else "logistic"
     return FittedModel(model, f"{kind} regression, {used}", {"method": used})
+
+
+def _fit_in_engine(recipe: Recipe, address: str, options: dict[str, Any]) -> Any:
+    """Return a model that is fitted to sums which the database computes. Any: two estimators."""
+    schema = data_of.schema_of(recipe.data)
+    fit = engines.fit_linear if schema.n_classes is None else engines.fit_logistic
+    given = {name: value for name, value in options.items() if name != "bounds"}
+    return fit(address, schema, method=recipe.regression.method, **given)
 
 
 def _fit_transfer(

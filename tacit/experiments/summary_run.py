@@ -5,11 +5,17 @@ was killed after a payment repeats the description with the same noise, as long 
 are the same, so it does not pay again (`tacit.ledger.paid_once`).
 """
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tacit import datasets, summaries  # tables load with scikit-learn, when they are first used
+from tacit import (
+    datasets,
+    sources,
+    summaries,
+)  # tables load with scikit-learn, when they are first used
 from tacit.events import Event, Relation, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
@@ -40,24 +46,46 @@ def run_summary(
     with run.taken(recipe, verb="summarize", root=root) as place:
         if run.is_finished:
             return run.facts()
-        schema, path = data_of.schema_of(recipe.data), data_of.locate(recipe.data.path, place)
+        schema, address = data_of.schema_of(recipe.data), recipe.data.path
         if not any(column.is_feature for column in schema.declared):
             raise ValueError("the schema declares no column to summarize: all of them are ignored.")
-        flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
+        table = _table_of(address, schema, place)
         with run.paying(recipe, place, ledger) as paying:
             epsilon = recipe.privacy.budget.epsilon
-            checked = check_table(recipe, flags, run, paying, epsilon=epsilon, root=place)
-            with paid_once(paying, file_hash(path).encode(), recipe.to_toml().encode()) as seed:
-                found = _describe(recipe, schema, path, paying, checked, seed).rounded()
+            checked = check_table(recipe, table.flags, run, paying, epsilon=epsilon, root=place)
+            with paid_once(paying, table.fingerprint, recipe.to_toml().encode()) as seed:
+                found = _describe(recipe, schema, table.columns, paying, checked, seed).rounded()
                 run.write(SUMMARY, found.to_json() + "\n")
-                facts = _facts(recipe, schema, path, paying, checked, found)
+                facts = _facts(recipe, schema, table.name, paying, checked, found)
                 return run.finish(replace(facts, seconds=run.seconds), paying)
+
+
+class _Table(NamedTuple):
+    """The private table of a run. Any: columns and flags, or counts of them."""
+
+    name: str
+    columns: Mapping[str, Any]
+    flags: Mapping[str, Any]
+    fingerprint: bytes
+    """Of all values; random where they are not here, so that no earlier attempt is repeated."""
+
+
+def _table_of(address: str, schema: "Schema", root: str | Path | None) -> _Table:
+    if sources.is_database(address):
+        with sources.open_table(address, schema) as opened:
+            rows = opened.coded(schema)
+            columns, flags = sources.tallies(rows, schema), sources.flag_counts(rows, schema)
+        return _Table(sources.name_of(address), columns, flags, os.urandom(32))
+    path = data_of.locate(address, root)
+    flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
+    columns = datasets.read_columns(path, schema)
+    return _Table(path.name.split(".")[0], columns, flags, file_hash(path).encode())
 
 
 def _describe(
     recipe: Recipe,
     schema: "Schema",
-    path: Path,
+    columns: Mapping[str, Any],
     ledger: Ledger,
     checked: tuple[Event, ...],
     seed: int,
@@ -65,7 +93,7 @@ def _describe(
     """Return the statistics, with the price and the event of the check included."""
     asked, privacy = recipe.summary, recipe.privacy.budget
     found = summaries.describe(
-        datasets.read_columns(path, schema),
+        columns,
         schema,
         probabilities=asked.quantiles,
         about=asked.about,
@@ -85,7 +113,7 @@ def _describe(
 def _facts(
     recipe: Recipe,
     schema: "Schema",
-    path: Path,
+    name: str,
     ledger: Ledger,
     checked: tuple[Event, ...],
     found: summaries.StatisticTable,
@@ -98,9 +126,7 @@ def _facts(
     how = f"{len(rows)} noisy statistics of {len(columns)} columns: paid before their release"
     size = (f"number of {schema.unit}s",) if is_size_public else ()
     return Facts(
-        **claim_fields(
-            recipe, path.name.split(".")[0], max(1, round(rows[0].value)), ledger, event
-        ),
+        **claim_fields(recipe, name, max(1, round(rows[0].value)), ledger, event),
         assumed_public=(*size, "bounds and categories of the schema"),
         sampling_assumed="none",
         sampling_used="none",

@@ -7,6 +7,7 @@ steps had left the process, and they are repeated with the same lots and the sam
 costs no more than its plan.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -20,9 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tacit import accounting
 from tacit.datasets import Dataset
-from tacit.events import Event, PureDP, Sequence
+from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
     BASELINE,
@@ -55,7 +55,7 @@ from tacit.experiments.training_loop import (
     train_baseline,
 )
 from tacit.ledger import Budget, Ledger
-from tacit.training import Key
+from tacit.training import Key, Ranks
 
 FEATURES_KEY = "features.key"
 _CHECKPOINT = "checkpoint.pt"
@@ -108,37 +108,70 @@ def train(
     >>> facts.epsilon <= 3.0
     True
     """
-    folder = RunFolder(path)
-    with folder.locked():
-        return _train(recipe, folder, folder.data_root(root), baseline, on_progress, cache)
+    folder, ranks = RunFolder(path), Ranks.here()
+    with contextlib.ExitStack() as stack:
+        ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
+        place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
+        return _train(recipe, folder, ranks, place, baseline, on_progress, cache)
 
 
 def _train(
     recipe: Recipe,
     folder: RunFolder,
+    ranks: Ranks,
     root: str | Path | None,
     baseline: SequenceOf[Metric] | None,
     on_progress: OnProgress | None,
     cache: Path | None,
 ) -> Facts:
-    """Do what `train` says, while this process holds the folder."""
-    dataset = data.load(recipe.data, root)
+    """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
+    dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
-    _take(folder, recipe)
-    folder.remember_data(root)
-    if folder.is_finished:
-        folder.close()  # in case the run was killed just after it wrote its facts
-        return folder.facts()
-    with folder.open_ledger(recipe, _budget(recipe, dataset)) as ledger:
-        checked = check_table(
-            recipe, dataset.flags, folder, ledger, epsilon=recipe.privacy.budget.epsilon, root=root
+    if dataset.persons is not None and summaries_of(recipe.features, 1):
+        raise ValueError(
+            "data.records_per_person above 1 cannot be used with features that are paid for: their "
+            "noise is for one record of each person. Use features.kind none or projection."
         )
-        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked)
+
+    def begin() -> Facts | None:
+        _take(folder, recipe)
+        folder.remember_data(root)
+        if folder.is_finished:
+            folder.close()  # in case the run was killed just after it wrote its facts
+            return folder.facts()
+        return None
+
+    if (finished := ranks.on_first(begin)) is not None:
+        return finished
+    budget, epsilon = _budget(recipe, dataset), recipe.privacy.budget.epsilon
+    with _ledger_of(folder, recipe, budget, ranks) as ledger:
+        checked = ranks.on_first(
+            lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
+        )
+        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks)
         session.go(on_progress or (lambda _: None))
-        if baseline is None or not recipe.data.holds_public_records:
-            # Empty if the records are private.
-            baseline = train_baseline(recipe, dataset, session.cache, seed=session.init)
-        return session.finish(baseline)
+
+        def finish() -> Facts:
+            twin = baseline
+            if twin is None or not recipe.data.holds_public_records:
+                # Empty if the records are private.
+                twin = train_baseline(recipe, dataset, session.cache, seed=session.init)
+            return session.finish(twin)
+
+        return ranks.on_first(finish)
+
+
+def _ledger_of(
+    folder: RunFolder, recipe: Recipe, budget: Budget | None, ranks: Ranks
+) -> contextlib.AbstractContextManager[Ledger]:
+    """Return the ledger that pays: on rank 0. The others count their steps in memory."""
+    opened = ranks.on_first(lambda: folder.open_ledger(recipe, budget).close())
+    assert opened is None  # it can be opened: otherwise every rank has raised
+    if ranks.rank == 0:
+        return folder.open_ledger(recipe, budget)
+    counting = Ledger(relation=Relation(recipe.privacy.relation), unit=recipe.privacy.unit)
+    counting.declare_one_record_each()  # rank 0 checks the unit of what is paid
+    return counting
 
 
 @dataclass
@@ -152,6 +185,8 @@ class Session:
     cache: Path
     checked: tuple[Event, ...] = ()
     """What was paid for the check of a private table."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train the model together; the first of them writes all files."""
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
@@ -160,7 +195,8 @@ class Session:
         recipe, seed = self.recipe, self.recipe.run.seed
         self.n_records = self.dataset.n_records
         self.digest = digest_of(self.dataset)
-        state = self._read_checkpoint()
+        ranks = self.ranks
+        state = ranks.on_first(self._read_checkpoint)
         planned = (*self.checked, *_evaluation_plan(recipe, self.dataset))
         self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records, planned)
         self.summaries = state["summaries"] if state else {}
@@ -168,7 +204,7 @@ class Session:
             self.dataset, recipe.features, release=self._release, cache=self.cache
         )
         fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
-        self.init = state["init"] if state else fresh
+        self.init = state["init"] if state else ranks.share(fresh)
         self.loop = TrainingLoop(
             recipe,
             models.build(recipe.model, self.prepared.shape, self.dataset.n_classes, seed=self.init),
@@ -178,16 +214,21 @@ class Session:
             ledger=self.ledger,
             also=(*self.checked, *features_events(recipe, self.n_records)),
             seed=seed,
+            persons=self.dataset.persons,
         )
         self.private = self.loop.private
         if state:
             self._load(state)
         else:
-            self._save()  # before the first payment, so that a restart has the key
+            ranks.on_first(self._save)  # before the first payment, so that a restart has the key
 
     def go(self, on_progress: OnProgress) -> None:
         """Take all remaining steps, and measure the model at the end of each epoch."""
         private, saved = self.private, time.monotonic()
+        if self.ranks.rank > 0:
+            for _ in self.loop.steps():  # what is measured and written, rank 0 does alone
+                pass
+            return
         latest = self.metrics[-1] if self.metrics else {}
         kept = replay_steps(self.recipe.run.stretches, private.steps)
         if private.steps_taken == 0 and kept:
@@ -223,7 +264,8 @@ class Session:
         event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
         training, bands = recipe.training, self.private.info.get("bands", 1)
         rate = min(1.0, bands * training.lot / self.n_records)
-        sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
+        of = "" if dataset.persons is None else f" of {dataset.persons.sampled}"
+        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
         if bands > 1:
             sampling += f", from one of {bands} groups of records in turn"
@@ -250,6 +292,7 @@ class Session:
             seconds=round(self.seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
+            records_per_person=dataset.records_per_person,
         )
         return self.folder.finish(facts, self.ledger)
 
@@ -268,6 +311,7 @@ class Session:
                 epsilon=planned.epsilon,
                 ledger=self.ledger,
                 rng=rng_of(self.recipe, 2),
+                records_per_person=self.dataset.records_per_person,
             ),
         )
 
@@ -281,11 +325,11 @@ class Session:
         if self.dataset.is_test_public and len(self.prepared.x_test):
             with self.loop.released() as model:
                 found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
-        epsilon = accounting.epsilon(
-            self.loop.event_until(step),
-            delta=self.recipe.privacy.budget.delta,
-            relation=self.ledger.relation,
-        )
+        delta, released = self.recipe.privacy.budget.delta, self.loop.latest
+        if released is not None and released.epoch_loss is not None:
+            found["training_loss"] = released.epoch_loss
+            found["training_loss_std"] = released.epoch_loss_std or 0.0
+        epsilon = self.private.epsilon_at(step, delta=delta)
         epoch = round(step * self.recipe.training.batch / self.n_records, 4)
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
 
@@ -298,6 +342,9 @@ class Session:
         """
         if name in self.summaries:
             return self.summaries[name].numpy()
+        return self.ranks.on_first(lambda: self._pay_and_release(name, summary, x))
+
+    def _pay_and_release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
         path = self.folder / SECRET / FEATURES_KEY
         if not path.is_file():
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -356,7 +403,9 @@ class Session:
             )
         if self.recipe.privacy.ledger:  # shared with other runs, whose payments it holds too
             return None
-        paid = {entry.kind for entry in self.ledger.history()}
+        # The check of a table, whose result is stored, is paid before the first checkpoint.
+        history = self.ledger.history()
+        paid = {entry.kind for entry in history if entry.id not in self.ledger.used}
         if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
             raise ValueError(
                 f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
@@ -365,7 +414,8 @@ class Session:
         return None
 
     def _load(self, state: Mapping) -> None:
-        self.private.load_state_dict(state["private"])
+        # What this run has written since its checkpoint is of steps before the checkpoint.
+        self.private.load_state_dict(state["private"], is_unreleased=True)
         self.loop.model.load_state_dict(state["model"])
         self.loop.optimizer.load_state_dict(state["optimizer"])
         if self.loop.ema is not None:
@@ -419,6 +469,8 @@ def digest_of(dataset: Dataset) -> str:
     found = hashlib.sha256()
     for part in (dataset.x_train, dataset.y_train):
         found.update(np.ascontiguousarray(part).data)
+    if dataset.persons is not None:
+        found.update(repr(dataset.persons.ids).encode())
     return found.hexdigest()
 
 
@@ -464,6 +516,8 @@ def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     held = recipe.data.validation_share
     measured = "records held out of the training set" if held else "the test split"
     metrics = [f"metrics on {measured} after each epoch"] if dataset.is_test_public else []
+    if training.loss_upper is not None:
+        metrics.append(f"the mean training loss of each step, clipped to {training.loss_upper:g}")
     return (weights, *taken, *metrics, *table_releases(recipe.data, dataset))
 
 

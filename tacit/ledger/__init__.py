@@ -1,15 +1,19 @@
 """The ledger: the privacy budget of one data set, kept across runs, processes and crashes.
 
 `Ledger` is the object to use. `filter` has the rule that keeps the budget, and its proof;
-`entry_cost` what an event adds to each measure of the filter; `store` the file; `verify` the check
-of a whole file; `witness` the memory outside the file that reveals an old copy; `pending` work that
-is paid once although it may be killed.
+`entry_cost` what an event adds to each measure of the filter; `store` the file, and
+`postgres_store` the same on a server; `migration` the way from one to the other; `verify` the check
+of a whole ledger; `witness` the memory outside the file that reveals an old copy; `pending` work
+that is paid once although it may be killed.
 """
 
 from tacit.ledger.chain import Entry
 from tacit.ledger.filter import Budget, Remaining
 from tacit.ledger.ledger import Epsilons, Ledger
+from tacit.ledger.migration import move
 from tacit.ledger.pending import paid_once
+from tacit.ledger.postgres_store import without_password
+from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
 from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
@@ -26,6 +30,9 @@ __all__ = [
     "Verification",
     "Witness",
     "WitnessMark",
+    "connect",
+    "move",
     "paid_once",
     "serve",
+    "without_password",
 ]

@@ -12,6 +12,8 @@ from tacit._untrusted import printable
 from tacit.events import Event, from_json
 from tacit.ledger.entry_cost import Cost, nothing
 
+MOVED = "ledger moved to "
+"""Start of the note of a sealed row after which a ledger continues elsewhere."""
 SEPARATOR = "\x1f"  # between the names in the label of an entry that reads several partitions
 
 
@@ -150,7 +152,11 @@ class Totals(NamedTuple):
         """Store the totals with an entry of this cost added, in the entry's transaction."""
         for name, (entries, total) in self.after(label, cost).items():
             row = (name, entries, total.to_json())
-            connection.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", row)
+            connection.execute(
+                "INSERT INTO total VALUES (?, ?, ?) ON CONFLICT (partition) "
+                "DO UPDATE SET entries = excluded.entries, cost = excluded.cost",
+                row,
+            )
 
 
 @dataclass
@@ -162,6 +168,8 @@ class Seen:
     totals: dict[str, Total] = field(default_factory=dict[str, Total])
     taken: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     """Number of steps, and steps taken, of each plan."""
+    moved_to: str = ""
+    """Where the ledger was moved, if its last row says so."""
 
     def add(self, row: LedgerRow) -> None:
         """Add one checked row."""
@@ -175,6 +183,8 @@ class Seen:
         if row.kind == "steps":
             steps, taken = self.taken[row.plan or 0]
             self.taken[row.plan or 0] = (steps, taken + row.steps)
+        is_moved = row.kind == "seal" and row.note.startswith(MOVED)
+        self.moved_to = row.note.removeprefix(MOVED) if is_moved else ""
         self.entries, self.hash = row.id, row.hash
 
 

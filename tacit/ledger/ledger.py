@@ -33,6 +33,7 @@ from tacit.ledger.chain import (
 )
 from tacit.ledger.entry_cost import Cost, price
 from tacit.ledger.filter import UNLIMITED, Budget, Filter, Remaining, fit
+from tacit.ledger.postgres_store import PostgresStore, has_server_key, server_address
 from tacit.ledger.reserved_plan import Plan, steps_of
 from tacit.ledger.store import PAYMENTS, Store, has_key
 from tacit.ledger.verify import Verification, verify_store
@@ -66,7 +67,9 @@ class Ledger:
     Parameters
     ----------
     path
-        The file; created if it is missing. None keeps the ledger in memory.
+        The file; created if it is missing. None keeps the ledger in memory. An address
+        `postgresql://USER@HOST/DATABASE#NAME`, or a pointer file with one, keeps it on a server;
+        see `tacit.ledger.postgres_store`.
     budget, relation, unit
         What may be spent in total, which data sets are neighbors, and what a record stands for,
         such as "patient". All three are fixed when the file is created. For an existing file, None
@@ -134,8 +137,11 @@ class Ledger:
         witness: str | os.PathLike[str] | Witness | None = None,
     ) -> None:
         _require_type("a Budget or None", Budget | None, budget=budget)
+        address = server_address(path)
         place = None if path is None else Path(path).resolve()
-        secret, ledger_id = _secret(key, place), uuid4().hex
+        if place and address and not place.is_file():
+            place = None  # an address, and no pointer file with one
+        secret, ledger_id = _secret(key, place, address), uuid4().hex
         watcher = witness_at(witness) if isinstance(witness, str | os.PathLike) else witness
         wanted = Settings(
             id=ledger_id,
@@ -147,7 +153,8 @@ class Ledger:
             key_check=None if secret is None else key_check(ledger_id, secret),
             witness=_place_of(watcher),
         )
-        self._store = Store(
+        open_store = Store if address is None else functools.partial(PostgresStore, address)
+        self._store = open_store(
             place,
             wanted=wanted,
             timeout=positive(timeout=timeout),
@@ -179,8 +186,20 @@ class Ledger:
 
     @property
     def path(self) -> Path | None:
-        """File of the ledger; None if it is kept in memory."""
+        """File of the ledger, or pointer file to a server; None if it is kept in memory."""
         return self._store.path
+
+    @property
+    def store(self) -> Store:
+        """The rows behind this ledger, for the other parts of `tacit.ledger`."""
+        return self._store
+
+    def grant(self, role: str, *, spend: bool = False) -> None:
+        """Let a role of the server read this ledger, or also spend from it; for its owner only."""
+        if not isinstance(self._store, PostgresStore):
+            raise LedgerError("a file has no roles. Use the permissions of the file.")
+        with self._store.transaction():
+            self._store.grant(role, spend=spend)
 
     def spend(
         self, event: Event, *, note: str = "", partition: str | Iterable[str] | None = None
@@ -566,8 +585,8 @@ class Ledger:
         only = ""
         values: list[str | int] = []
         if label is not None:
-            only = "AND (partition = '' OR instr(? || partition || ?, ? || ? || ?))"
-            values += [SEPARATOR, SEPARATOR, SEPARATOR, label or SEPARATOR, SEPARATOR]
+            only = "AND (partition = '' OR instr(? || partition || ?, ?) > 0)"
+            values += [SEPARATOR, SEPARATOR, f"{SEPARATOR}{label or SEPARATOR}{SEPARATOR}"]
         if last is not None:
             only += " AND id <= ?"
             values.append(last)
@@ -638,11 +657,18 @@ def _label(partition: str | Iterable[str] | None) -> str:
     return SEPARATOR.join(names)
 
 
-def _secret(key: bytes | str | os.PathLike[str] | None, ledger: Path | None) -> bytes | None:
+def _secret(
+    key: bytes | str | os.PathLike[str] | None, ledger: Path | None, address: str | None
+) -> bytes | None:
     """Return the key of the chain; raise if it is too short, or a file beside the ledger."""
     if key is None:
         key = os.environ.get(_KEY_VARIABLE) or None
-        if ledger is None or key is None or (ledger.is_file() and not has_key(ledger)):
+        if key is None or (ledger is None and address is None):
+            return None
+        if address is not None:
+            if has_server_key(address) is False:
+                return None
+        elif ledger is not None and ledger.is_file() and not has_key(ledger):
             return None
     if isinstance(key, bytes):
         secret = key

@@ -27,9 +27,9 @@ import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from tacit.errors import LedgerError
@@ -92,6 +92,9 @@ def has_key(path: Path) -> bool:
 class Store:
     """A connection to one ledger file, or to memory if `path` is None, used by one process."""
 
+    failures: tuple[type[Exception], ...] = (sqlite3.Error,)
+    """Errors of the database, which `explain` puts in words."""
+
     def __init__(
         self,
         path: Path | None,
@@ -114,18 +117,38 @@ class Store:
         self._is_closed = False
         try:
             with _translated(self):
-                if path is None:
-                    self._connection = sqlite3.connect(
-                        ":memory:", isolation_level=None, check_same_thread=False
-                    )
-                    _create_tables(self._connection, wanted, key)
-                else:
-                    _require_ledger_file(path, wanted, read_only, key, witness)
+                self._require_tables(wanted)
                 self.settings = self._load()
         except BaseException:
             self._disconnect()
             raise
         _live.add(self)
+
+    def _require_tables(self, wanted: Settings) -> None:
+        """Create the ledger if it is missing; raise if something else is in its place."""
+        if self.path is None:
+            self._connection = sqlite3.connect(
+                ":memory:", isolation_level=None, check_same_thread=False
+            )
+            _create_tables(self._connection, wanted, self.key)
+        else:
+            _require_ledger_file(self.path, wanted, self.read_only, self.key, self.witness)
+
+    def _connected(self, path: Path) -> sqlite3.Connection:
+        """Return a new connection to the ledger at `path`."""
+        return _connect(path, self.timeout, self.read_only)
+
+    def damage(self) -> str | None:
+        """Return what SQLite finds wrong with the file as a database, inside a transaction."""
+        for check in ("integrity_check", "foreign_key_check"):
+            found = self.connection.execute(f"PRAGMA {check}").fetchall()
+            if found not in ([], [("ok",)]):
+                return f"SQLite finds damage: {found[0]}"
+        return None
+
+    def explain(self, error: Exception) -> str:
+        """Return what an error of the database means, in words."""
+        return _explain(self, error)
 
     def _load(self) -> Settings:
         """Return the file's settings; check that the last row has the hash stored as `head`."""
@@ -135,9 +158,10 @@ class Store:
                 connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
             settings = self._stored_settings()
-            last = connection.execute("SELECT max(id), hash FROM entry").fetchone()
+            query = "SELECT id, hash FROM entry ORDER BY id DESC LIMIT 1"
+            last = connection.execute(query).fetchone()
             if self._has_chain_key(settings):
-                expected = last if last[0] else (0, genesis(settings, self.key))
+                expected = last or (0, genesis(settings, self.key))
                 if self.head() != expected:
                     _corrupt(self.path, "entries are missing at its end")
             paid = connection.execute(f"SELECT count(*) FROM entry WHERE {PAYMENTS}").fetchone()
@@ -199,6 +223,11 @@ class Store:
         self.seen = seen
         return seen
 
+    def _require_here(self, seen: Seen) -> None:
+        """Raise if the ledger was moved elsewhere: what is spent here would be spent twice."""
+        if seen.moved_to:
+            raise LedgerError(f"{self.path} was moved to {seen.moved_to}. Spend from there.")
+
     def _check_sums(self, seen: Seen) -> None:
         """Raise unless the stored totals and the stored progress are those of the rows."""
         if Totals.read(self.connection, 0).by_label != seen.totals:
@@ -246,7 +275,7 @@ class Store:
             raise LedgerError("this ledger is closed. Open it again to use it.")
         if self._connection is None:
             assert self.path is not None  # memory stays connected until closed
-            self._connection = _connect(self.path, self.timeout, self.read_only)
+            self._connection = self._connected(self.path)
         return self._connection
 
     @contextlib.contextmanager
@@ -281,7 +310,7 @@ class Store:
                 connection.execute("BEGIN IMMEDIATE")
                 before = (0, "")
                 if is_checked:
-                    self.check()
+                    self._require_here(self.check())
                     before = self.head()
                     if self.witness is not None:
                         stack.enter_context(self.witness.alone())
@@ -291,7 +320,7 @@ class Store:
                 connection.execute("COMMIT")
             except BaseException:
                 # After a failed commit the row may still reach the disk: then it over-charges.
-                with contextlib.suppress(sqlite3.Error):
+                with contextlib.suppress(*self.failures):
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                 raise
@@ -322,7 +351,7 @@ class Store:
         execute("UPDATE head SET entries = ?, hash = ?", (row.id, row.hash))
         return row
 
-    def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
+    def rows(self, where: str = "1 = 1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
         """Return the rows that satisfy the SQL condition `where`, which never comes from a user."""
         query = f"SELECT * FROM entry WHERE {where} ORDER BY id"
         return [LedgerRow(*values) for values in self.connection.execute(query, parameters)]
@@ -358,10 +387,9 @@ def _require_ledger_file(
     if not path.exists():
         if read_only:
             raise LedgerError(f"there is no ledger at {path}.")
-        if witness is None:
-            _create_file(path, wanted, key)
-        else:
-            _create_witnessed(path, wanted, key, witness)
+        create_witnessed(
+            str(path), path.exists, lambda: create_file(path, wanted, key), wanted, key, witness
+        )
     if not path.is_file():
         raise LedgerError(f"{path} is not a file.")
     with path.open("rb") as file:
@@ -369,10 +397,20 @@ def _require_ledger_file(
             _corrupt(path, "it is empty, damaged, or another kind of file")
 
 
-def _create_witnessed(path: Path, wanted: Settings, key: bytes | None, witness: Witness) -> None:
-    """Create a ledger file whose witness knows it; raise if the witness knows a lost ledger."""
+def create_witnessed(
+    path: str,
+    exists: Callable[[], bool],
+    create: Callable[[], object],
+    wanted: Settings,
+    key: bytes | None,
+    witness: Witness | None,
+) -> None:
+    """Create a ledger whose witness knows it; raise if the witness knows a lost ledger."""
+    if witness is None:
+        create()
+        return
     with witness.alone():
-        if path.exists():  # another process was first: use its file
+        if exists():  # another process was first: use its ledger
             return
         mark = witness.last()
         if mark is not None and mark.entries > 0:
@@ -382,11 +420,15 @@ def _create_witnessed(path: Path, wanted: Settings, key: bytes | None, witness: 
             )
         # Before the file, so that no ledger exists that the witness has not seen.
         witness.advance(WitnessMark(wanted.id, 0, genesis(wanted, key)))
-        _create_file(path, wanted, key)
+        create()
 
 
-def _create_file(path: Path, settings: Settings, key: bytes | None = None) -> None:
+def create_file(
+    path: Path, settings: Settings, key: bytes | None = None, rows: Sequence[LedgerRow] = ()
+) -> bool:
     """Create a ledger file at `path` atomically: write it beside `path`, then link it there.
+
+    Return whether it was created: False if there was a file already.
 
     Only the user may read it (mode 0600), and SQLite gives its log the same mode.
     """
@@ -394,31 +436,56 @@ def _create_file(path: Path, settings: Settings, key: bytes | None = None) -> No
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-            _create_tables(connection, settings, key)
+            _create_tables(connection, settings, key, rows)
             connection.execute("PRAGMA journal_mode = WAL")
-        with contextlib.suppress(FileExistsError):  # another process was first: use its file
+        try:
             os.link(draft, path)
+        except FileExistsError:  # another process was first: use its file
+            return False
         with contextlib.suppress(OSError):  # some systems cannot open a folder; the file is synced
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+        return True
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _create_tables(
-    connection: sqlite3.Connection, settings: Settings, key: bytes | None = None
+    connection: sqlite3.Connection,
+    settings: Settings,
+    key: bytes | None = None,
+    rows: Sequence[LedgerRow] = (),
 ) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
     connection.execute("BEGIN")
-    connection.execute("INSERT INTO ledger VALUES (1,?,?,?,?,?,?,?,?)", settings)
-    connection.execute("INSERT INTO head VALUES (1, 0, ?)", (genesis(settings, key),))
+    fill(connection, settings, key, rows)
     connection.execute("COMMIT")
+
+
+def fill(
+    connection: Any,  # Any: a connection of sqlite3, or one to a server with its interface
+    settings: Settings,
+    key: bytes | None,
+    rows: Sequence[LedgerRow] = (),
+) -> None:
+    """Write the settings, and the rows of a ledger that is moved here, into empty tables."""
+    seen = Seen(0, genesis(settings, key))
+    connection.execute("INSERT INTO ledger VALUES (1,?,?,?,?,?,?,?,?)", settings)
+    for row in rows:
+        connection.execute("INSERT INTO entry VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
+        seen.add(row)
+    for name, total in seen.totals.items():
+        values = (name, total.entries, total.cost.to_json())
+        connection.execute("INSERT INTO total VALUES (?, ?, ?)", values)
+    for plan, (steps, taken) in seen.taken.items():
+        connection.execute("INSERT INTO progress VALUES (?, ?, ?)", (plan, steps, taken))
+    connection.execute("INSERT INTO head VALUES (1, ?, ?)", (seen.entries, seen.hash))
 
 
 @functools.cache
@@ -470,8 +537,8 @@ def _translated(store: Store) -> Generator[None]:
     """Raise `LedgerError` in place of errors of SQLite, of the system and of bad stored JSON."""
     try:
         yield
-    except sqlite3.Error as error:
-        raise LedgerError(_explain(store, error)) from error
+    except store.failures as error:
+        raise LedgerError(store.explain(error)) from error
     except OSError as error:
         raise LedgerError(f"{store.path} cannot be opened: {error.strerror or error}.") from error
     except (
@@ -486,7 +553,7 @@ def _translated(store: Store) -> Generator[None]:
         raise LedgerError(f"{store.path} holds what no ledger writes ({error}).") from error
 
 
-def _explain(store: Store, error: sqlite3.Error) -> str:
+def _explain(store: Store, error: Exception) -> str:
     where, text = store.path or "the in-memory ledger", str(error)
     if "locked" in text:
         why = f"was kept locked by another process for {store.timeout:g} s. Nothing was recorded; "

@@ -40,11 +40,9 @@ def verify_store(
     a row that the ledger must contain: a head that was noted down earlier. `ask_witness` is
     whether the witness is compared too, which opens the file or address that the ledger names.
     """
-    with store.reading() as connection:
-        for check in ("integrity_check", "foreign_key_check"):
-            found = connection.execute(f"PRAGMA {check}").fetchall()
-            if found not in ([], [("ok",)]):
-                _fail(store, f"SQLite finds damage: {found[0]}")
+    with store.reading():
+        if damage := store.damage():
+            _fail(store, damage)
         rows = store.rows()
         _verify_chain(store, rows)
         if head is not None and head not in {genesis(store.settings, store.key)} | {

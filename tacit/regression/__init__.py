@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
-    from tacit.regression.per_user import PerUser
+    from tacit.regression.per_user import PerUser, fit_for_users
+    from tacit.regression.rows import SecondMoments
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
@@ -23,7 +24,9 @@ _HOMES = {
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
     "PerUser": "per_user",
+    "SecondMoments": "rows",
     "TransferRegression": "transfer",
+    "fit_for_users": "per_user",
 }
 
 __all__ = [
@@ -32,7 +35,9 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "PerUser",
+    "SecondMoments",
     "TransferRegression",
+    "fit_for_users",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

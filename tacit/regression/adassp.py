@@ -15,7 +15,6 @@ from tacit.events import Event, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
 from tacit.regression.rows import (
-    PrivateRows,
     SecondMoments,
     from_triangle,
     solve_moments,
@@ -98,14 +97,14 @@ def choose_row_norm(
     return full_norm if is_small else row_norm
 
 
-def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
+def fit_adassp(private: SecondMoments, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
     """Release noisy moments and return the coefficients of ridge regression on them.
 
-    `rows` must be shrunk to `plan.row_norm`. The released smallest eigenvalue of the Gram matrix
-    shows how stable the solution is, so that the ridge penalty can be chosen as small as possible.
+    `private` are sums over rows that were shrunk to `plan.row_norm`. The released smallest
+    eigenvalue of the Gram matrix shows how stable the solution is, so that the ridge penalty can be
+    chosen as small as possible.
     """
-    private = rows.moments(y)
-    size = rows.n_features + 1
+    size = len(private.cross)
     smallest = plan.eigenvalue.release(np.linalg.eigvalsh(private.gram)[:1], rng)[0]
     gram = from_triangle(plan.gram.release(triangle(private.gram), rng), size)
     cross = plan.cross.release(private.cross, rng)

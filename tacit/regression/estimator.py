@@ -132,10 +132,13 @@ class PrivateEstimator(BaseEstimator):
             )
         return relation
 
-    def _pay(self, event: Event, detail: str) -> None:
-        """Spend `event` on the ledger, if there is one; call this before any release."""
+    def _pay(self, event: Event, detail: str, *, is_user: bool = False) -> None:
+        """Spend `event` on the ledger, if there is one; call this before any release.
+
+        `is_user` says that one record of each user was kept, so that the event protects a user.
+        """
         if isinstance(self.ledger, Ledger):
-            self.ledger.require_unit(is_user=False)
+            self.ledger.require_unit(is_user=is_user)
         if self.ledger is not None:
             self.ledger.spend(event, note=f"{type(self).__name__}, {detail}")
 

@@ -15,7 +15,7 @@ from tacit._arrays import Floats
 from tacit.events import Event, Relation, Sequence
 from tacit.mechanisms import LaplaceMechanism, Rng
 from tacit.regression.estimator import SLACK
-from tacit.regression.rows import PrivateRows, SecondMoments, solve_moments
+from tacit.regression.rows import SecondMoments, solve_moments
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ def plan_functional(
 
 
 def fit_functional(
-    rows: PrivateRows, y: Floats, plan: FunctionalPlan, *, n_records: int, rng: Rng
+    private: SecondMoments, plan: FunctionalPlan, *, n_records: int, rng: Rng
 ) -> Floats:
     """Release the noisy objective and return its minimizer; no row may be shrunk (weighted)."""
-    released = release_functional(rows.moments(y), plan, n_records=n_records, rng=rng)
-    size = rows.n_features + 1
+    released = release_functional(private, plan, n_records=n_records, rng=rng)
+    size = len(private.cross)
     noise_std = math.sqrt(2.0) * plan.quadratic.noise_scale
     # The largest eigenvalue of a symmetric noise matrix is about 2 std sqrt(size) (Wigner).
     return solve_moments(released, noise=2 * noise_std * math.sqrt(size))

@@ -12,7 +12,7 @@ a histogram of the norms of rows and some gradients, and works with the non-zero
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Protocol, Unpack
 
 import numpy as np
 from scipy.sparse import csr_array, issparse
@@ -60,14 +60,33 @@ class DescentPlan:
         return Sequence((self.norms.event, Repeated(self.gradient.event, self.steps)))
 
 
+class DescentRows(Protocol):
+    """What a descent needs of private rows (1, x) with labels, wherever they are."""
+
+    n_features: int
+
+    def norm_counts(self, levels: Floats) -> Floats:
+        """Return how many norms |x| are at most each of the descending `levels`. Private."""
+        ...
+
+    def gradient(self, theta: Floats, limit: float, clip: float) -> Floats:
+        """Return the private sum over records of factor * residual * (1, x), (d + 1, k).
+
+        The factor, limit / max(|x|, limit), makes |x| at most `limit`; residuals are at most
+        `clip`.
+        """
+        ...
+
+
 class WideRows:
     """Private rows of a sparse table, or of a wide dense table, clipped to the bounds and scaled.
 
-    Sparse rows are copied once; zero stays zero.
+    Sparse rows are copied once; zero stays zero. See `DescentRows`.
     """
 
-    def __init__(self, X: Any, box: Box) -> None:  # Any: an array, or sparse rows of scipy
+    def __init__(self, X: Any, box: Box, labels: Floats) -> None:  # Any: array or sparse rows
         self.n_rows, self.n_features = X.shape
+        self._labels = labels
         if issparse(X):
             self._sparse: Any = box.clip(X)
             self._sparse.data /= box.half[self._sparse.indices]
@@ -75,6 +94,11 @@ class WideRows:
         else:
             self._dense = PrivateRows(X, box)
             self._sparse = None
+        self._norms = self.norms()
+
+    def norm_counts(self, levels: Floats) -> Floats:
+        """Return how many norms are at most each of the descending `levels`. Private."""
+        return np.searchsorted(np.sort(self._norms), levels, side="right").astype(np.float64)
 
     def norms(self) -> Floats:
         """Return the private norm of each row."""
@@ -83,11 +107,12 @@ class WideRows:
         parts = [np.linalg.norm(rows, axis=1) for _, rows in self._dense.scaled()]
         return np.concatenate(parts)
 
-    def gradient(self, theta: Floats, labels: Floats, factors: Floats, clip: float) -> Floats:
+    def gradient(self, theta: Floats, limit: float, clip: float) -> Floats:
         """Return the private sum over records (1, x) of factor * residual * (1, x), (d + 1, k)."""
+        factors = limit / np.maximum(self._norms, limit)
 
         def residuals(span: slice, margins: Floats) -> Floats:
-            return residuals_of(margins, labels[span], clip) * factors[span, None]
+            return residuals_of(margins, self._labels[span], clip) * factors[span, None]
 
         if self._sparse is None:
             return self._dense.weighted_sum(theta, residuals)
@@ -120,8 +145,7 @@ def plan_descent(*, n_classes: int, n_records: int, **budget: Unpack[BudgetTerms
 
 
 def fit_descent(
-    rows: WideRows,
-    labels: Floats,
+    rows: DescentRows,
     plan: DescentPlan,
     *,
     largest_norm: float,
@@ -134,9 +158,8 @@ def fit_descent(
     `largest_norm` is the public bound on the norm of a scaled row. The model is the mean over the
     second half of the steps.
     """
-    norms = rows.norms()
-    median = _release_median(norms / largest_norm, plan.norms, rng) * largest_norm
-    factors = median / np.maximum(norms, median)
+    inside = rows.norm_counts(_LEVELS * largest_norm)
+    median = _release_median(inside, plan.norms, rng) * largest_norm
     # In units of the median norm, a record is (constant, x / median), times its factor.
     units = np.append(_CONSTANT if fit_intercept else 0.0, np.full(rows.n_features, 1 / median))
     bound = _ROUNDING * plan.residual_clip * math.hypot(1.0, units[0])
@@ -144,7 +167,7 @@ def fit_descent(
     velocity, average = np.zeros_like(theta), np.zeros_like(theta)
     first_kept = plan.steps // 2
     for step in range(plan.steps):
-        exact = rows.gradient(units[:, None] * theta, labels, factors, plan.residual_clip)
+        exact = rows.gradient(units[:, None] * theta, median, plan.residual_clip)
         # One record adds a vector of norm at most bound.
         released = plan.gradient.release(units[:, None] * exact / bound, rng)
         velocity = _MOMENTUM * velocity - plan.step_size * bound * released / n_records
@@ -154,10 +177,13 @@ def fit_descent(
     return units[:, None] * average
 
 
-def _release_median(norms: Floats, mechanism: GaussianMechanism, rng: Rng) -> float:
-    """Return about the median of private `norms`, which are in [0, 1], as one of the levels."""
-    bins = np.searchsorted(-_LEVELS, -norms, side="right")  # number of levels >= the norm
-    counts = np.bincount(bins, minlength=len(_LEVELS) + 1).astype(np.float64)
+def _release_median(inside: Floats, mechanism: GaussianMechanism, rng: Rng) -> float:
+    """Return about the median of private norms, relative to the largest, as one of the levels.
+
+    `inside` says how many norms are at most each level. The first level is the public bound, so
+    that only a norm which rounding puts above it is not counted.
+    """
+    counts = np.append(0.0, inside - np.append(inside[1:], 0.0))  # per number of levels >= the norm
     noisy = mechanism.release(counts, rng)  # one record is counted once
     above = noisy.cumsum()  # number of rows longer than each level
     reached = np.flatnonzero(above >= noisy.sum() / 2)

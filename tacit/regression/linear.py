@@ -1,6 +1,7 @@
 """Private linear regression; its three methods are in `functional`, `adassp` and `newton`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, TypeAlias
 
@@ -18,7 +19,7 @@ from tacit.regression.functional import FunctionalPlan
 from tacit.regression.intervals import Ends, Inference, InferenceMixin
 from tacit.regression.newton import NewtonFit, NewtonPlan
 from tacit.regression.penalty import Penalty, public_penalty
-from tacit.regression.rows import PrivateRows
+from tacit.regression.rows import PrivateRows, SecondMoments
 
 METHODS = ("functional", "adassp", "gradient")
 LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | NewtonPlan
@@ -137,6 +138,39 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         self.reason_ = self._reason(plan)
         return self
 
+    def fit_moments(
+        self,
+        moments: Callable[[float], SecondMoments],
+        *,
+        n_features: int,
+        n_records: int,
+        is_user: bool = False,
+    ) -> Self:
+        """Fit the model to second moments of rows that stay where they are, and pay for it.
+
+        `moments(row_norm)` returns the exact sums over rows that are scaled by `bounds` and
+        `target_bounds` and shrunk to `row_norm`, as `tacit.sources` computes them. The methods are
+        `"functional"` and `"adassp"`; `"auto"` is the first for delta 0 and else the second.
+        `is_user` says that each user has one row at most, so that a ledger of users can pay.
+        """
+        method = "adassp" if self.method == "auto" and self.delta else self.method
+        if method == "gradient":
+            raise ValueError("method 'gradient' reads rows several times. Use method='adassp'.")
+        if not self.fit_intercept or self.l1 is not None or self.l2 is not None:
+            raise ValueError("a fit from moments has none of l1, l2, fit_intercept=False.")
+        box, target_box = self._box(n_features), self._target_box()
+        plan = self._plan(box, n_records, method)
+        assert not isinstance(plan, NewtonPlan)  # refused above
+        private = moments(plan.row_norm)
+        self._pay(plan.event, plan.method, is_user=is_user)
+        theta = fit_moments(private, plan, n_records=n_records, rng=self._generator())
+        self.coef_, intercept = box.unscale(theta, target_box)
+        self.intercept_ = float(intercept)
+        self.inference_, self.event_, self.method_ = None, plan.event, plan.method
+        self.reason_ = self._reason(plan)
+        self.n_features_in_ = n_features
+        return self
+
     def predict_interval(self, X: ArrayLike, confidence: float = 0.95) -> Ends:
         """Return an interval for the target of each row of `X`, with errors taken as normal."""
         table = self._predict_table(X)
@@ -149,15 +183,17 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
             return "as asked for"
         if isinstance(plan, FunctionalPlan):
             return "chosen by auto, because delta is 0 and no other method is pure"
+        if isinstance(plan, AdaSSPPlan):
+            return "chosen by auto, because delta is above 0 and the rows are read once"
         return "chosen by auto, because delta is above 0"
 
-    def _plan(self, box: Box, n_records: int) -> LinearPlan:
+    def _plan(self, box: Box, n_records: int, method: str | None = None) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm
         terms = self._terms(allow_pure=True)
         one_of(("auto", *METHODS), method=self.method)
         one_of(("tight", "published"), analysis=self.analysis)
         split = None if self.split is None else in_open_unit(split=self.split)
-        method = self.method
+        method = method or self.method
         if method == "auto":
             if self.delta is None:
                 raise ValueError(
@@ -199,6 +235,15 @@ def suggest_delta(n_records: int) -> float:
     return 10.0 ** min(-6, math.floor(-math.log10(10 * n_records)))
 
 
+def fit_moments(
+    private: SecondMoments, plan: FunctionalPlan | AdaSSPPlan, *, n_records: int, rng: Rng
+) -> Floats:
+    """Return coefficients from second moments; the caller has paid for `plan.event`."""
+    if isinstance(plan, FunctionalPlan):
+        return functional.fit_functional(private, plan, n_records=n_records, rng=rng)
+    return adassp.fit_adassp(private, plan, rng=rng)
+
+
 def fit(
     rows: PrivateRows,
     y: Floats,
@@ -212,10 +257,8 @@ def fit(
 ) -> NewtonFit | PointFit:
     """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
     match plan:
-        case FunctionalPlan():
-            return PointFit(functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng))
-        case AdaSSPPlan():
-            return PointFit(adassp.fit_adassp(rows, y, plan, rng=rng))
+        case FunctionalPlan() | AdaSSPPlan():
+            return PointFit(fit_moments(rows.moments(y), plan, n_records=n_records, rng=rng))
         case NewtonPlan():
             return newton.fit_newton(
                 rows,

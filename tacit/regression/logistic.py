@@ -23,7 +23,7 @@ from tacit.regression.estimator import (
     public_size,
     relative_weights,
 )
-from tacit.regression.gradient import DescentPlan, WideRows
+from tacit.regression.gradient import DescentPlan, DescentRows, WideRows
 from tacit.regression.intervals import Inference, InferenceMixin
 from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
@@ -122,12 +122,11 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
         self.inference_ = None
         if isinstance(plan, DescentPlan):
-            wide = WideRows(table, box)
+            wide = WideRows(table, box, numbers)
             largest_norm = math.sqrt(box.full_norm**2 - 1)
             self._pay(plan.event, plan.method)
             theta = gradient.fit_descent(
                 wide,
-                numbers,
                 plan,
                 largest_norm=largest_norm,
                 n_records=n_records,
@@ -157,6 +156,43 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             if len(classes) == 2 and penalty is None:
                 self.inference_ = self._infer(fitted, box)
         return self._store(theta, box, classes, plan)
+
+    def fit_rows(
+        self,
+        rows: DescentRows,
+        *,
+        classes: Sequence[Any],  # Any: as `classes` of the estimator
+        n_records: int,
+        is_user: bool = False,
+    ) -> Self:
+        """Fit the model to rows that stay where they are, in rounds, by `"descent"`.
+
+        `rows` are scaled by `bounds` with zero at zero, as `tacit.sources` gives them; `classes`
+        are the two labels. `is_user` says that each user has one row at most, so that a ledger of
+        users can pay.
+        """
+        if self.method not in ("auto", "descent"):
+            raise ValueError(f"method {self.method!r} needs the table. Use method='descent'.")
+        if len(classes) != 2:
+            raise ValueError(f"a fit in rounds needs two classes, got {len(classes)}.")
+        if self.l1 is not None or self.l2 is not None:
+            raise ValueError("method 'descent' has none of l1, l2.")
+        box = self._box(rows.n_features, is_centered=False)
+        plan = gradient.plan_descent(n_classes=2, n_records=n_records, **self._terms())
+        self._pay(plan.event, plan.method, is_user=is_user)
+        theta = gradient.fit_descent(
+            rows,
+            plan,
+            largest_norm=math.sqrt(box.full_norm**2 - 1),
+            n_records=n_records,
+            rng=self._generator(),
+            fit_intercept=boolean(fit_intercept=self.fit_intercept),
+        )
+        self.inference_, self.n_features_in_ = None, rows.n_features
+        self._store(theta, box, np.asarray(classes), plan)
+        if self.method == "auto":
+            self.reason_ = "chosen by auto, because the rows stay where they are"
+        return self
 
     def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
         coef, intercept = box.unscale(theta)

@@ -8,24 +8,27 @@ is released has an `event`; with `ledger=` it is paid before anything is release
 from tacit.summaries.averages import covariance, mean, variance
 from tacit.summaries.contributions import choose_bound, limit_records
 from tacit.summaries.counts import (
+    FlagCounts,
     OutsideCount,
     contingency_table,
     count,
     count_outside,
     histogram,
 )
-from tacit.summaries.describe import describe
+from tacit.summaries.describe import Tally, describe
 from tacit.summaries.noisy_scores import accuracy, auc, log_loss, mean_squared_error, r2
 from tacit.summaries.payment import ReleaseTerms
 from tacit.summaries.quantiles import PrivateBounds, private_bounds, quantiles
 from tacit.summaries.statistic import Statistic, StatisticTable
 
 __all__ = [
+    "FlagCounts",
     "OutsideCount",
     "PrivateBounds",
     "ReleaseTerms",
     "Statistic",
     "StatisticTable",
+    "Tally",
     "accuracy",
     "auc",
     "choose_bound",

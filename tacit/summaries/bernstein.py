@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tacit._arrays import Flags, Floats
+from tacit._arrays import Flags, Floats, Indices
 from tacit.summaries.error_law import Spread
 from tacit.summaries.payment import Block, NoisyBlock, Terms, fractional_sums
 
@@ -28,11 +28,11 @@ def moment_block(
     return Block(1 + (degree + 1) ** n_columns, share, is_fractional=True, total=total)
 
 
-def moment_sums(degree: int, *columns: Floats) -> Floats:
+def moment_sums(degree: int, *columns: Floats, repeats: Indices | None = None) -> Floats:
     """Return the private cells of one or two columns in [0, 1]; NaN is a missing value.
 
     The first cell counts records with a missing value; the others hold the sums of B_j(u), or of
-    B_j(u) B_k(v), with k running fastest.
+    B_j(u) B_k(v), with k running fastest. `repeats` says how many records have each value.
     """
     n_cells = 1 + (degree + 1) ** len(columns)
     is_missing: Flags = np.asarray(np.isnan(np.stack(columns)).any(axis=0))
@@ -46,7 +46,7 @@ def moment_sums(degree: int, *columns: Floats) -> Floats:
         product[absent] = 0.0
         return np.column_stack([absent.astype(np.float64), product])
 
-    return fractional_sums(parts, len(is_missing), n_cells)
+    return fractional_sums(parts, len(is_missing), n_cells, repeats)
 
 
 def bernstein_basis(u: Floats, degree: int) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -163,8 +163,22 @@ class OutsideCount:
         return f"{found} the declared domain (noisy count {self.count.value:.0f})"
 
 
+class FlagCounts(NamedTuple):
+    """How many records of a column are outside its declared domain, of how many. Private."""
+
+    flagged: int
+    n_records: int
+
+
+def _flag_counts(given: "ArrayLike | FlagCounts", name: str) -> FlagCounts:
+    if isinstance(given, FlagCounts):
+        return given
+    flags = flags_of(given, name)
+    return FlagCounts(int(flags.sum()), len(flags))
+
+
 def count_outside(
-    flags: Mapping[str, ArrayLike],
+    flags: "Mapping[str, ArrayLike | FlagCounts]",
     *,
     tolerated: float = 0.5,
     false_alarm: float = 1e-3,
@@ -178,7 +192,7 @@ def count_outside(
     records of that column: one block of two cells. The price does not grow with the number of
     columns, and the noise only with its logarithm.
 
-    `flags` holds, for each column, whether the value of each record is outside.
+    `flags` holds, for each column, whether the value of each record is outside, or `FlagCounts`.
 
     *Decision.* `is_hopeless` is True if D = (1 - t) outside - t inside, for t = `tolerated`, is
     above the half width of its noise at confidence 1 - 2 `false_alarm`. Where at most a share t of
@@ -192,11 +206,11 @@ def count_outside(
     names = list(flags)
     if not names:
         raise ValueError("flags must hold at least one column, got none.")
-    columns = [flags_of(flags[name], name) for name in names]
-    n_records = len(columns[0])
-    if any(len(column) != n_records for column in columns):
+    columns = [_flag_counts(flags[name], name) for name in names]
+    n_records = columns[0].n_records
+    if any(column.n_records != n_records for column in columns):
         raise ValueError("flags must have one value for each record in every column.")
-    counts = np.array([column.sum() for column in columns], np.float64)
+    counts = np.array([column.flagged for column in columns], np.float64)
     half = checked if len(names) == 1 else checked.less(0.5)
     division = half.divide([one_cell_block(checked, 2, n_records)], is_gaussian=False)
     choice = _choice_of_column(half)

@@ -8,13 +8,13 @@ column gets the same share. What is spent on a schema that fits depends on the s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit import events as ev
-from tacit._arrays import Flags
+from tacit._arrays import Flags, Indices
 from tacit.events import Event
 from tacit.summaries.averages import DEGREE, mean_interval, variance_interval
 from tacit.summaries.bernstein import MomentSums, moment_block, moment_sums
@@ -61,6 +61,19 @@ from tacit.summaries.statistic import (
     check_about,
 )
 
+
+class Tally(NamedTuple):
+    """A private column as the values that occur, with the number of records that have each."""
+
+    values: ArrayLike
+    repeats: Indices
+
+    @property
+    def n_records(self) -> int:
+        """Number of records."""
+        return int(self.repeats.sum())
+
+
 TABLE = "(table)"
 """Name of the column in which the row about the whole table stands."""
 _IGNORED = ("ignored", "person", "weight")
@@ -87,7 +100,8 @@ def describe(
     Parameters
     ----------
     table
-        Columns by name: a dictionary of lists or arrays, or a pandas or polars data frame.
+        Columns by name: a dictionary of lists or arrays, or a pandas or polars data frame. A column
+        may be a `Tally`, as an engine counts it.
     schema
         What each column may hold, by name, from public knowledge: `(lower, upper)` for a number, a
         list of categories, `bool`, or None for a number whose bounds nobody can declare; these are
@@ -120,9 +134,11 @@ def describe(
     columns = declared_columns(schema)
     values = [_column_of(table, column.name) for column in columns]
     n_records = _length_of(values)
+    if flags is None and check_share == 0:
+        flags = {}
     if flags is None:
         pairs = zip(columns, values, strict=True)
-        flags = {column.name: column.is_outside(private) for column, private in pairs}
+        flags = {column.name: column.is_outside(_values_of(private)) for column, private in pairs}
     spent = _check_schema(flags, checked, check_share, tolerated)
     trees, division = _divide(columns, checked.less(check_share), n_records)
     event = division.pay(f"description of {len(columns)} columns")
@@ -171,7 +187,7 @@ class _Number:
 
     def release(
         self,
-        values: ArrayLike,
+        values: ArrayLike | Tally,
         tree: CountTree,
         division: Division,
         first: int,
@@ -179,13 +195,18 @@ class _Number:
         about: str,
     ) -> tuple[NoisyBlock, list[Statistic]]:
         terms, range_, rows = division.terms, self.range, []
+        values, repeats = _taken_apart(values)
         if range_ is None:
+            if repeats is not None:
+                raise ValueError(f"column {self.name!r} needs bounds: its values were counted.")
             found = release_range(numbers(values), division, terms, index=first)
             range_ = Range(found.lower, found.upper)
             first += 1
         unit = in_unit(values, range_, missing=self.missing, outside=self.outside)
-        block = division.noises[first].release(moment_sums(DEGREE, unit), terms.rng)
-        counts = tree.release(unit, division, terms, first + 1)
+        block = division.noises[first].release(
+            moment_sums(DEGREE, unit, repeats=repeats), terms.rng
+        )
+        counts = tree.release(unit, division, terms, first + 1, repeats)
         level, sums = terms.confidence, MomentSums.of(block, DEGREE)
         if self.range is None:
             rows = [
@@ -224,7 +245,7 @@ class _Category:
 
     def release(
         self,
-        values: ArrayLike,
+        values: ArrayLike | Tally,
         tree: CountTree,  # noqa: ARG002  # the signature of all columns
         division: Division,
         first: int,
@@ -232,12 +253,13 @@ class _Category:
         about: str,
     ) -> tuple[NoisyBlock, list[Statistic]]:
         k = len(self.categories)
+        values, repeats = _taken_apart(values)
         cells = self._cells(values)
         for replaced, by in ((k, self.outside), (k + 1, self.missing)):
             if by is not None:
                 cells = np.where(cells == replaced, self.categories.index(by), cells)
         noise = division.noises[first]
-        block = noise.release(cell_counts(cells, k + 2), division.terms.rng)
+        block = noise.release(cell_counts(cells, k + 2, repeats), division.terms.rng)
         level = division.terms.confidence
         names = [f"share of {category_text(c)}" for c in self.categories]
         present = np.append(np.ones(k + 1), 0.0)
@@ -409,10 +431,21 @@ def _column_of(table: Any, name: str) -> Any:  # Any: as for `describe`
 
 
 def _length_of(values: Sequence[Any]) -> int:
-    lengths = {len(column) for column in values}
+    lengths = {c.n_records if isinstance(c, Tally) else len(c) for c in values}
     if len(lengths) != 1:
         raise ValueError("all columns of the table must have one value for each record.")
     return lengths.pop()
+
+
+def _taken_apart(column: ArrayLike | Tally) -> tuple[ArrayLike, Indices | None]:
+    """Return the values of a column, and how many records have each; None for one record each."""
+    return (column.values, column.repeats) if isinstance(column, Tally) else (column, None)
+
+
+def _values_of(column: ArrayLike | Tally) -> ArrayLike:
+    if isinstance(column, Tally):
+        raise ValueError("flags must be given for columns that were counted, or check_share=0.")
+    return column
 
 
 def _is_real(value: object) -> bool:

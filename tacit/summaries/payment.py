@@ -237,20 +237,34 @@ def pay(event: Event, note: str, terms: Terms) -> Event:
     return event
 
 
-def cell_counts(codes: NDArray[np.integer], n_cells: int) -> Indices:
-    """Return how often each of the cells 0, 1, ... occurs; a code below 0 is no cell. Private."""
-    _require_few(len(codes))
-    return np.bincount(codes[codes >= 0], minlength=n_cells)[:n_cells].astype(np.int64)
+def cell_counts(
+    codes: NDArray[np.integer], n_cells: int, repeats: Indices | None = None
+) -> Indices:
+    """Return how often each of the cells 0, 1, ... occurs; a code below 0 is no cell. Private.
+
+    `repeats` says how many records have each code; default 1.
+    """
+    _require_few(len(codes) if repeats is None else int(repeats.sum()))
+    is_cell = codes >= 0
+    weights = None if repeats is None else repeats[is_cell]  # sums below 2^53 are exact
+    return np.bincount(codes[is_cell], weights, minlength=n_cells)[:n_cells].astype(np.int64)
 
 
-def fractional_sums(parts: Callable[[slice], Floats], n_records: int, n_cells: int) -> Floats:
+def fractional_sums(
+    parts: Callable[[slice], Floats],
+    n_records: int,
+    n_cells: int,
+    repeats: Indices | None = None,
+) -> Floats:
     """Return the sums of fractional contributions, exact multiples of 1 / UNIT. Private.
 
     `parts(rows)` returns the contributions of some records, (rows, cells), each >= 0 and each row
     with a sum of at most 1. All but the last cell are rounded down to a multiple of 1 / UNIT. What
     rounding removed goes to the last cell, up to a row sum of 1, so rows sum to at most 1 exactly.
+    `repeats` says how many records have each contribution; default 1.
     """
-    _require_few(n_records)
+    _require_few(n_records if repeats is None else int(repeats.sum()))
+    times = np.ones(n_records, np.int64) if repeats is None else repeats
     total = np.zeros(n_cells, np.int64)
     for start in range(0, n_records, 65_536):
         rows = parts(slice(start, min(start + 65_536, n_records)))
@@ -261,8 +275,9 @@ def fractional_sums(parts: Callable[[slice], Floats], n_records: int, n_cells: i
         if whole_parts.shape[1]:
             largest = whole_parts.argmax(axis=1)
             whole_parts[np.arange(len(rows)), largest] -= excess
-        total[:-1] += whole_parts.sum(axis=0)
-        total[-1] += (row_sums - whole_parts.sum(axis=1)).sum()
+        count = times[start : start + 65_536]
+        total[:-1] += count @ whole_parts
+        total[-1] += count @ (row_sums - whole_parts.sum(axis=1))
     return total / UNIT
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tacit._arrays import Floats
+from tacit._arrays import Floats, Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.events import Event
 from tacit.summaries.column_values import CLIP, DROP, Range, as_range, in_unit, numbers
@@ -215,9 +215,17 @@ class CountTree(NamedTuple):
         ]
 
     def release(
-        self, unit: Floats, division: Division, terms: Terms, first: int = 0
+        self,
+        unit: Floats,
+        division: Division,
+        terms: Terms,
+        first: int = 0,
+        repeats: Indices | None = None,
     ) -> "ConsistentCounts":
-        """Release the levels of a private column in [0, 1], from block number `first` on."""
+        """Release the levels of a private column in [0, 1], from block number `first` on.
+
+        `repeats` says how many records have each value; default 1.
+        """
         leaves = bin_codes(unit, self.n_leaves)
         if self.n_values:
             leaves = np.rint(np.nan_to_num(unit) * (self.n_values - 1)).astype(np.int64)
@@ -226,7 +234,8 @@ class CountTree(NamedTuple):
         for level in range(1, self.depth + 1):
             nodes = np.where(leaves < 0, -1, leaves // self.branching ** (self.depth - level))
             noise = division.noises[first + level - 1]
-            levels.append(noise.release(cell_counts(nodes, self.branching**level), terms.rng))
+            counts = cell_counts(nodes, self.branching**level, repeats)
+            levels.append(noise.release(counts, terms.rng))
         return _consistent(self, levels)
 
     def leaf_ends(self, range_: Range) -> tuple[Floats, Floats]:

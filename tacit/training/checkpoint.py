@@ -65,6 +65,7 @@ from tacit.training.tree import LossFn
 
 VERSION = 3
 State = dict[str, Any]  # Any: JSON values
+_MACHINE = "machine or number of ranks"
 _ORDER = "order of records"
 _BLOCK = 64  # steps written at a time: a durable write for each would cost more than a small step
 
@@ -98,6 +99,8 @@ class RunState:
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
         self._loaded_at: int | None = None  # the step of a checkpoint whose key is in use
         self._sums: ReleasedSums | None = None  # since the first checkpoint
+        self._is_unreleased = False  # nothing of the steps after the loaded checkpoint got out
+        self._tags = ""  # which series of tags this run adds to
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")
@@ -136,10 +139,16 @@ class RunState:
             "binding": self._binding(),
             "noise": self._noise.state(),
             "mean": self._mean and self._mean.state(),
+            "tags": self._tags,
         }
 
     def load_state_dict(
-        self, state: State, *, lost_steps: int | None = None, is_replay: bool = False
+        self,
+        state: State,
+        *,
+        lost_steps: int | None = None,
+        is_replay: bool = False,
+        is_unreleased: bool = False,
     ) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
@@ -153,6 +162,11 @@ class RunState:
 
         `is_replay` is for checking a run that is over: its steps are computed again wherever their
         sums are not known. Nothing that a replay computes may be released.
+
+        With `is_unreleased` the caller vouches that nothing computed after the checkpoint has left
+        the processes of the run, which have ended. Then there is no first release to compare with:
+        on another machine, or on another number of ranks, where sums differ in their last bits,
+        these steps are taken with the same lots and noise, and nothing more is paid.
         """
         if lost_steps is not None:
             whole(lost_steps=lost_steps)
@@ -174,6 +188,7 @@ class RunState:
         self._run = state["run"]
         self._reserved = None
         self._is_replay = is_replay
+        self._is_unreleased, self._tags = is_unreleased, state.get("tags", "")
         self._loaded_at = None if is_replay else state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
@@ -212,6 +227,12 @@ class RunState:
         if self._loaded is None:
             return
         reasons = self._ranks.gather(self._difference(self._loaded))
+        moved = f"the {_MACHINE} is not that of the checkpoint"
+        if self._is_unreleased and set(reasons) <= {None, moved}:
+            # The tags of the first time are those of sums that nobody has seen.
+            self._loaded, self._loaded_at = None, None
+            self._tags = self._ranks.share(uuid.uuid4().hex)
+            return
         if not any(reasons):
             if self._loaded_at is not None:
                 self._ranks.on_first(self._require_known_sums)
@@ -281,7 +302,7 @@ class RunState:
         return {
             "data set": self.data_fingerprint,
             "program": salt.bind("program", program),
-            "machine or number of ranks": salt.bind("machine", repr(machine).encode()),
+            _MACHINE: salt.bind("machine", repr(machine).encode()),
             **({_ORDER: salt.bind(_ORDER, order)} if order else {}),
         }
 
@@ -380,7 +401,7 @@ class RunState:
         """From now on, keep a tag of every step's sum: this checkpoint may be loaded later."""
         self._sums = self._sums or ReleasedSums(self.ledger.path, self._run)
         if self._ranks.rank == 0:
-            self._sums.add(self._key_name(), f"checkpoint-{self.steps_taken}", "-")
+            self._sums.add(self._tag_name(), f"checkpoint-{self.steps_taken}", "-")
 
     def _require_known_sums(self) -> None:
         """Raise `ValueError` if the sums of the steps after the loaded checkpoint are not known.
@@ -390,8 +411,9 @@ class RunState:
         self._sums, key = ReleasedSums(self.ledger.path, self._run), self._key_name()
         turn, taken = self._sums.turn(key), self._steps_in_ledger() or 0
         taken = taken if turn.end is None else min(taken, turn.end)
-        is_cut = taken > turn.begin and taken - self._sums.end(key) > _BLOCK
-        if is_cut or self._sums.get(key, f"checkpoint-{self.steps_taken}") is None:
+        tags = self._tag_name()
+        is_cut = taken > turn.begin and taken - self._sums.end(tags) > _BLOCK
+        if is_cut or self._sums.get(tags, f"checkpoint-{self.steps_taken}") is None:
             raise ValueError(
                 "the sums of steps that were taken after the checkpoint are not known here, so "
                 "repeated steps cannot be compared with them. A ledger in memory ends with its "
@@ -420,7 +442,7 @@ class RunState:
 
     def _compare(self, step: int, released: Sequence[Tensor]) -> None:
         assert self._sums is not None  # made with the first checkpoint, and at every restart
-        key = self._key_name()
+        key = self._tag_name()
         # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
         held = [*self._model.parameters(), *self._model.buffers(), *released]
         if self._plan.noise_at(step):
@@ -440,6 +462,10 @@ class RunState:
     def _key_name(self, key: Key | None = None) -> str:
         """Return a name of a key, by default the one in use, that reveals nothing about it."""
         return self._salt.bind("key", (key or self._lots.key).secret)
+
+    def _tag_name(self) -> str:
+        """Return the name under which the tags of sums are kept: of the key and of the series."""
+        return self._key_name() + self._tags
 
     def _digest(self) -> str:
         """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""

@@ -13,8 +13,8 @@ formed whole on each rank before its shard is kept: optimizer state stays sharde
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from tacit.errors import BudgetExceeded
 from tacit.ledger import Ledger
 from tacit.training.clip import ClippedSum
 
+Result = TypeVar("Result")
 _BUCKET = 1 << 24  # elements added over the ranks in one message
 
 
@@ -68,28 +69,34 @@ class Ranks:
         if any(other != found[0] for other in found):
             raise ValueError(f"{what} must be the same on every rank.")
 
-    def on_first(self, act: Callable[[], object]) -> None:
-        """Call `act` on rank 0 alone; if it raises there, every rank raises the same error."""
+    def on_first(self, act: Callable[[], Result]) -> Result:
+        """Call `act` on rank 0 alone, and return its result on every rank.
+
+        If it raises there, every rank raises the same error.
+        """
         if self.size == 1:
-            act()
-            return
+            return act()
         error: Exception | None = None
+        result: Any = None  # Any: what `act` returns, which must be picklable
         if self.rank == 0:
             try:
-                act()
+                result = act()
             except Exception as raised:
                 error = raised
-        if (error := self.share(error)) is not None:
+        error, result = self.share((error, result))
+        if error is not None:
             raise error
+        return result
 
     def pay_and_add(
         self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger
-    ) -> float:
-        """Call `pay` for a step, then replace `total` by its sum over all ranks. Private.
+    ) -> tuple[ClippedSum, float]:
+        """Call `pay` for a step, then add `total` over all ranks, in place. Private.
 
         If a rank cannot pay, every rank raises and nothing is released. For a ledger in a file only
         rank 0 pays; a ledger in memory exists on every rank, and every rank pays into its copy.
-        `drawn` is the number of records of this rank; the number over all ranks is returned.
+        `drawn` is the number of records of this rank; the sum and the number over all ranks are
+        returned.
         """
         failure: Exception | None = None
         if self.rank == 0 or ledger.path is None:
@@ -100,14 +107,14 @@ class Ranks:
         for name, value in total.sums.items():
             # Noise is indexed by memory offset, so every rank needs the same layout.
             total.sums[name] = value.contiguous()
-        counts = torch.tensor([drawn, failure is not None], dtype=torch.float64)
+        counts = torch.tensor([drawn, failure is not None, total.loss], dtype=torch.float64)
         counts = counts.to(total.within.device)
         self.add([*total.sums.values(), total.within, counts])
         if failure is not None:
             raise failure
         if counts[1] > 0:
             raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
-        return float(counts[0])
+        return replace(total, loss=int(counts[2])), float(counts[0])
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks."""

@@ -82,6 +82,7 @@ def test_too_little_noise_is_found_in_sampled_lots(run, quiet_noise):
     assert any(test.is_refuted for test in found.tests)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_claims_too_little_is_found(unshown, tmp_path):
     copied = tmp_path / "run"
     shutil.copytree(unshown, copied)
@@ -92,6 +93,7 @@ def test_a_certificate_that_claims_too_little_is_found(unshown, tmp_path):
     assert not found.passes
 
 
+@pytest.mark.slow
 def test_all_attacks_together_raise_a_false_alarm_as_rarely_as_stated(unshown):
     found = audit_run(unshown, n_canaries=200, confidence=0.9, seed=0)
     attacks = (*found.bounds, *found.tests, found.mechanism)
@@ -104,6 +106,7 @@ def test_private_records_are_not_measured(unshown):
     assert found.demonstrations is None
 
 
+@pytest.mark.slow
 def test_the_verb_prints_bounds_and_ends_with_zero(run, monkeypatch):
     monkeypatch.setattr(demonstrations, "_SHADOW_STEPS", 50)
     result = CliRunner().invoke(app, ["audit", str(run), "--canaries", "400", "--seed", "0"])
@@ -133,8 +136,10 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     "changes",
     [
         {},
-        {"answers.mechanism": "laplace"},
-        {"answers.threshold": 30.0, "answers.threshold_noise": 12.0},
+        pytest.param({"answers.mechanism": "laplace"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"answers.threshold": 30.0, "answers.threshold_noise": 12.0}, marks=pytest.mark.slow
+        ),
     ],
     ids=["gaussian", "laplace", "threshold"],
 )

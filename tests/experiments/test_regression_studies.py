@@ -120,6 +120,7 @@ def test_frank_wolfe_takes_balls_and_polytopes(tmp_path):
             read_vertices(tmp_path / "v.csv")
 
 
+@pytest.mark.slow
 def test_migrated_data_sets_lower_the_error_on_the_line():
     tables, points = line_data_sets(8, n_records=400, seed=0)
     options = {"epsilon": 3.0, "h": 0.0, "points": points, "repeats": 9, "seed": 0}

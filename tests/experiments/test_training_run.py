@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slow_cases import one_fast
 
 from tacit import accounting, datasets
 from tacit.events import Gaussian, Relation, Repeated
@@ -156,7 +157,7 @@ def test_fresh_entropy_gives_another_model_each_time(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pca", "projection"])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", one_fast(["mlp", "cnn"], 2))
 def test_features_and_models_combine(tmp_path, kind, model):
     if model == "cnn":
         settings = {"model__kind": "cnn", "model__channels": [4], "model__activation": "tanh"}
@@ -287,18 +288,20 @@ def undisturbed(tmp_path_factory) -> Facts:
 
 
 @pytest.mark.parametrize(
-    ("at", "how", "where"),
-    [
-        (1, "SIGKILL", "file"),  # the recipe
-        (3, "SIGKILL", "file"),  # the first checkpoint, after the features were paid
-        (9, "SIGKILL", "step"),
-        (13, "SIGKILL", "step"),  # after the last step, before the facts
-        (5, "SIGINT", "step"),
-    ],
+    "stop",
+    one_fast(
+        [
+            (9, "SIGKILL", "step"),
+            (1, "SIGKILL", "file"),  # the recipe
+            (3, "SIGKILL", "file"),  # the first checkpoint, after the features were paid
+            (5, "SIGINT", "step"),
+            (13, "SIGKILL", "step"),  # after the last step, before the facts
+        ],
+        3,
+    ),
 )
-def test_a_stopped_run_resumes_to_the_same_end_and_the_same_bill(
-    tmp_path, undisturbed, at, how, where
-):
+def test_a_stopped_run_resumes_to_the_same_end_and_the_same_bill(tmp_path, undisturbed, stop):
+    at, how, where = stop
     recipe = quick(features__kind="pca", features__components=9)
     assert stopped(recipe, tmp_path / "run", at=at, how=how, where=where) != 0
     facts = train(recipe, tmp_path / "run")

@@ -260,6 +260,6 @@ def test_two_processes_that_make_the_same_file_share_it(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     with Ledger(path, BUDGET) as ledger:
         ledger.spend(Gaussian(30.0))
-        store._create_file(path, ledger._store.settings)  # comes second, must not replace it
+        store.create_file(path, ledger._store.settings)  # comes second, must not replace it
         assert len(ledger.history()) == 1
     assert [item.name for item in tmp_path.iterdir()] == ["a.ledger"]

@@ -176,6 +176,7 @@ def test_the_fast_path_draws_vertices_by_the_exact_law(loss):
     assert chi_square(counts, expected) > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_fast_and_slow_runs_end_in_the_same_models_equally_often():
     """Two-sample chi-square over the models after three steps; false alarm 1e-6."""
     rows, y = sparse_rows(n=60, d=3, density=0.5)

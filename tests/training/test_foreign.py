@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
@@ -108,7 +109,7 @@ def autocast_loss(model, batch):
 
 
 @pytest.mark.parametrize("way", ["like_the_trainer", "like_lightning", "like_lightning_by_hand"])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, AdamBC])
+@pytest.mark.parametrize("kind", one_fast([torch.optim.SGD, AdamBC], 2))
 def test_the_loops_of_libraries_take_the_same_steps(problem, kind, way):
     found = []
     for name in ("its_own", way):
@@ -269,7 +270,7 @@ def test_backward_needs_a_batch_and_every_batch_a_backward(problem):
             pass
 
 
-@pytest.mark.parametrize("failing", range(5))
+@pytest.mark.parametrize("failing", one_fast(range(5), 4))
 def test_a_batch_that_failed_is_not_left_out_of_its_lot(problem, failing):
     expected = stepped(problem(seed=1, max_microbatch=5))
     case = problem(seed=1, max_microbatch=5)

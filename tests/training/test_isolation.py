@@ -58,7 +58,7 @@ def is_refused_before_release(name: str, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", one_fast(MOST, 5))
+@pytest.mark.parametrize("name", one_fast(MOST, 9))
 def test_mixing_of_most_rows_is_refused_before_the_first_release(name):
     assert is_refused_before_release(name, seed=0)
 
@@ -121,7 +121,7 @@ def test_late_mixing_voids_the_run():
         run.step(run._lots.lot(run.steps_taken))
 
 
-@pytest.mark.parametrize("name", one_fast(PROGRAMS, 6))
+@pytest.mark.parametrize("name", one_fast(PROGRAMS, 12))
 def test_programs_that_keep_examples_apart_are_accepted(name):
     run = private(PROGRAMS[name](), seed=0, steps=3)
     for lot in run:
@@ -158,7 +158,7 @@ def _records(dataset):
     return torch.utils.data.TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
 
 
-@pytest.mark.parametrize("name", one_fast(CASES, 20))
+@pytest.mark.parametrize("name", one_fast(CASES, 40))
 def test_strict_bounds_what_one_record_moves(name):
     rows = np.arange(10)
     try:
@@ -185,7 +185,7 @@ UNTRACED = (
 STRICT = [n for n in PROGRAMS if not n.startswith(UNTRACED)]
 
 
-@pytest.mark.parametrize("name", one_fast(STRICT, 9))
+@pytest.mark.parametrize("name", one_fast(STRICT, 15))
 def test_strict_takes_programs_without_control_flow(name):
     run = private(PROGRAMS[name](), seed=0, isolation="strict", batch_size=8)
     for lot in run:

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import tacit
 
 PACKAGE = Path(tacit.__file__).parent
@@ -173,6 +175,7 @@ def test_a_cpu_trains_without_any_private_name_of_torch():
     assert "trained" in ran(HIDE, TRAIN)
 
 
+@pytest.mark.slow
 def test_a_cpu_never_imports_the_gpu_package():
     loaded = "print([name for name in sys.modules if name.startswith('tacit.training.gpu')])"
     assert ran("import sys, torch", TRAIN, loaded).splitlines()[-1] == "[]"

@@ -33,6 +33,7 @@ from tacit.training.engines.examples import as_views, clip_and_sum
 from tacit.training.engines.vmap import Decompose, LossModule, depends_on, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
+from tacit.training.noisy_loss import NoisyLoss, with_loss
 from tacit.training.program_state import ProgramState
 from tacit.training.record_processes import Example, RecordProcesses, Schema, rebuilt, schema_of
 from tacit.training.tree import Batch, LossFn
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tacit.training.records import Records
 
 Gradients = Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]
+_LOSS = ""  # the loss of an example, among its gradients: no parameter has an empty name
 _REFUSAL = (
     "isolation='strict' runs the program of one example as a traced graph, but this program {}. "
     "Change it, or use isolation='checked'."
@@ -87,8 +89,10 @@ class TracedLotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         processes: int = 1,
+        noisy_loss: NoisyLoss | None = None,
     ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
+        self._noisy_loss = noisy_loss
         self._device = records.device
 
         def read(index: int, seed: int | None = None) -> Batch:
@@ -137,7 +141,9 @@ class TracedLotSum:
             with without_fallback_warnings():
                 found = _BoundCall.apply(self._gradients, values, rows)
             everyone = torch.ones(len(chunk), dtype=torch.bool, device=self._device)
-            total += clip_and_sum(found, clip, everyone)
+            losses = found.pop(_LOSS)
+            part = clip_and_sum(found, clip, everyone)
+            total += with_loss(part, self._noisy_loss, losses, everyone)
         return total
 
     def blank(self) -> list[Tensor]:
@@ -174,7 +180,7 @@ class TracedLotSum:
                 if depends_on(loss, parameters.values()):
                     raise IncompatibleModel(_REFUSAL.format(_HELD))
                 found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return dict(zip(values, found, strict=True))
+            return dict(zip(values, found, strict=True)) | {_LOSS: loss.detach()}
 
         with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), randomness(0, self._device):
             try:
@@ -232,10 +238,15 @@ class TracedLotSum:
         rows = self._rows
         shared = [*_constants(graph), *values.values()]
         before = [tensor.clone() for tensor in shared]
-        _Inspection(graph, [*values.values(), *rows]).run(*values.values(), *rows)
+        shapes = []
+        for record in (rows, self.blank()):
+            inspection = _Inspection(graph, [*values.values(), *record])
+            inspection.run(*values.values(), *record)
+            shapes.append(inspection.shapes)
+        if shapes[0] != shapes[1]:
+            raise IncompatibleModel(_REFUSAL.format("makes tensors whose shapes depend on values"))
         with without_fallback_warnings():
             # vmap refuses to write an example into a tensor that examples share.
-            # Results must have one shape, whatever the values are.
             pairs = [torch.stack(pair) for pair in zip(rows, self.blank(), strict=True)]
             _BoundCall.apply(mapped, values, pairs)
         # Some operators write without saying so in their names or schemas.
@@ -307,6 +318,7 @@ class _Inspection(Interpreter):
         super().__init__(graph)
         self.extra_traceback = False  # it would be added to the text of errors
         self._shared = {_memory(t) for t in (*_constants(graph), *inputs)}
+        self.shapes: list[torch.Size] = []  # of what the operators returned, in their order
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem:
@@ -320,7 +332,10 @@ class _Inspection(Interpreter):
             for tensor in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(tensor, Tensor) and _memory(tensor) in self._shared:
                     raise IncompatibleModel(_REFUSAL.format(_WRITES))
-        return super().call_function(target, args, kwargs)
+        result = super().call_function(target, args, kwargs)
+        parts = result if isinstance(result, list | tuple) else [result]
+        self.shapes += [part.shape for part in parts if isinstance(part, Tensor)]
+        return result
 
 
 class _BoundCall(torch.autograd.Function):
@@ -353,8 +368,6 @@ def _reason(error: Exception) -> str:
         return "branches on a value, or reads a value out of a tensor"
     if "more than 1 value per channel" in text:
         return "normalizes over the examples of a batch (BatchNorm)"
-    if "to be equal size" in text:
-        return "makes tensors whose shapes depend on values"
     if "inplace" in text or "in place" in text:
         return _WRITES
     return f"cannot be traced and mapped ({type(error).__name__})"
