@@ -51,7 +51,7 @@ def view(browser: Browser, page: Path, place: str, scheme: str, width: int) -> b
     """Return a picture of a page from `place` on; exit if it complains or loads from outside."""
     browser.open(page, scheme=scheme, width=width, height=HEIGHT)
     if place:
-        browser.run(f"document.getElementById('{place}').scrollIntoView()")
+        browser.run(f"document.getElementById('{place}').scrollIntoView({{behavior: 'instant'}})")
     loaded = browser.run("performance.getEntriesByType('resource').map(e => e.name)")
     outside = [url for url in loaded if not url.startswith(("file:", "data:", "blob:"))]
     if outside or browser.complaints:
