@@ -7,7 +7,7 @@ DOCS := .venv-docs
 CODE := $(shell find tacit -name '*.py')
 NOTEBOOKS := $(patsubst docs/tutorials/%.py,build/notebooks/%.ipynb,$(wildcard docs/tutorials/*.py))
 
-.PHONY: demo test test-slow test-gpu docs lint types types-standard types-strict check clean
+.PHONY: demo test test-slow test-gpu test-docs docs lint types types-standard types-strict check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
@@ -20,6 +20,9 @@ test-slow: $(READY)
 
 test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py
+
+test-docs: docs $(READY) # links, anchors, public names, search and notebooks of the built site
+	$(BIN)/pytest -q -n 0 -m slow tests/test_site.py
 
 docs: $(DOCS)/.ready # the site, into site/; a warning is an error
 	@$(MAKE) --no-print-directory -j2 $(NOTEBOOKS)

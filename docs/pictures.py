@@ -16,8 +16,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "report"))
 from browser import Browser, find_browser  # noqa: E402  # found by the line above
 
-RUNS = ("demo", "sweep", "pate", "regress", "audit")
-PAGES = ("index", "quickstart", "tutorials/lora", "choosing", "reference/training")
+RUNS = {"demo": "", "sweep": "", "pate": "", "regress": "", "audit": "audit"}  # shown from here on
+PAGES = ("index", "tutorials/lora", "reference/training")
 VIEWS = (("light", 1280), ("dark", 1280), ("light", 390))  # preferred colors, width of the window
 HEIGHT, SHOWN, GAP = 1240, 640, 8  # of a window; of a view in the picture; between two views
 TOTAL = sum(width * SHOWN // HEIGHT + GAP for _, width in VIEWS)
@@ -29,14 +29,14 @@ def main(runs: Path, site: Path) -> None:
     program = find_browser()
     if program is None:
         sys.exit("needs chromium or chrome on the path, or its path in TACIT_BROWSER")
-    pages = {name: runs / name / "report.html" for name in RUNS}
-    pages |= {f"site-{name.replace('/', '-')}": site / f"{name}.html" for name in PAGES}
+    pages = {name: (runs / name / "report.html", place) for name, place in RUNS.items()}
+    pages |= {f"site-{name.replace('/', '-')}": (site / f"{name}.html", "") for name in PAGES}
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         Browser(program, Path(profile)) as browser,
     ):
-        for name, page in pages.items():
-            views = [view(browser, page.resolve(), scheme, width) for scheme, width in VIEWS]
+        for name, (page, place) in pages.items():
+            views = [view(browser, page.resolve(), place, *how) for how in VIEWS]
             beside = Path(profile) / "beside.html"
             beside.write_text(side_by_side(views), encoding="utf-8")
             browser.open(beside, scheme="light", width=TOTAL, height=SHOWN)
@@ -47,9 +47,11 @@ def main(runs: Path, site: Path) -> None:
         (HERE / "report.png").write_bytes(shot(browser, format="png"))
 
 
-def view(browser: Browser, page: Path, scheme: str, width: int) -> bytes:
-    """Return a picture of the top of a page; exit if the page complains or loads from outside."""
+def view(browser: Browser, page: Path, place: str, scheme: str, width: int) -> bytes:
+    """Return a picture of a page from `place` on; exit if it complains or loads from outside."""
     browser.open(page, scheme=scheme, width=width, height=HEIGHT)
+    if place:
+        browser.run(f"document.getElementById('{place}').scrollIntoView({{behavior: 'instant'}})")
     loaded = browser.run("performance.getEntriesByType('resource').map(e => e.name)")
     outside = [url for url in loaded if not url.startswith(("file:", "data:", "blob:"))]
     if outside or browser.complaints:

@@ -5,7 +5,8 @@
 # freezes a model and adds a product of two thin matrices to some of its layers.
 #
 # The model here is small and has random weights. To use a real one, install transformers and name
-# the folder of its checkpoint: `TACIT_CHECKPOINT=models/distilbert jupyter lab`.
+# the folder of its checkpoint: `TACIT_CHECKPOINT=models/distilbert jupyter lab`. The layers of
+# BERT, DistilBERT and Llama are found by their names.
 
 # %%
 import os

@@ -33,7 +33,13 @@ from tacit.ledger import Entry, Ledger
 from tacit.report.certificate import Problem, is_close, make_certificate, price, verify
 
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
-_PRICES = ("claim.epsilon", "prices.", "context.ledger.epsilon.", "facts.ledger_state.epsilon.")
+_PRICES = (
+    "claim.epsilon",
+    "claim.groups.",
+    "prices.",
+    "context.ledger.epsilon.",
+    "facts.ledger_state.epsilon.",
+)
 """Values that accountants compute; they may differ in the last digits between machines."""
 _ADDED = ("context", "issuer", "claim.groups", "utility.intervals")
 """Fields that were added while tacit was 0.1.0: a certificate of that version may lack them."""
