@@ -460,7 +460,7 @@ def precision(e: NormalEquations, theta: Floats) -> Precision:
     seen = np.where(values > noise, values - noise**2 / np.maximum(values, noise), 0.0)
     left = unwhiten @ vectors
     gram = (left * seen) @ left.T
-    inverse = np.linalg.inv(noise_covariance(e, theta))
+    inverse: Floats = np.asarray(np.linalg.inv(noise_covariance(e, theta)), np.float64)
     damping = _DAMPING * e.gram_std**2 / 2 * float(np.sum(inverse * e.metric))
     return Precision(gram @ inverse @ gram, damping * e.metric)
 
