@@ -387,10 +387,10 @@ def combine(
     pull = np.sum(
         [p @ (fit.theta - alone) for (p, _), fit in zip(theirs, kept, strict=True)], axis=0
     )
-    inverse = np.linalg.inv(own + own_damping + pooled + damping)
+    inverse = _invert(own + own_damping + pooled + damping)
     # Precision of the difference of the two models: what both of them know.
-    shared = own @ np.linalg.pinv(own + pooled, rcond=_ROUNDING, hermitian=True) @ pooled
-    source = np.linalg.solve(pooled + damping, pull)  # relative to the target's own fit
+    shared = own @ _invert(own + pooled) @ pooled
+    source = _invert(pooled + damping) @ pull  # relative to the target's own fit
     scale = max(target.equations.sampling, np.finfo(float).tiny)
     difference = correct(-source, (shared + shared.T) / 2, scale, q=q, penalty=penalty)
     helped = alone + inverse @ (pull + pooled @ difference)
@@ -427,7 +427,8 @@ def noise_covariance(e: NormalEquations, theta: Floats) -> Floats:
     # The noise matrix E of the Gram matrix has variance s^2 on and s^2 / 2 off the diagonal, so E u
     # has covariance s^2 (|u|^2 I + u u') / 2. The second part is left out: it is of rank 1.
     noise = e.gradient_variance + e.gram_std**2 / 2 * float(away @ e.metric @ away)
-    return noise * e.metric + e.sampling * e.gram
+    covariance = noise * e.metric + e.sampling * e.gram
+    return covariance + _ROUNDING * float(np.trace(covariance)) * np.eye(len(theta))
 
 
 class Precision(NamedTuple):
@@ -459,7 +460,7 @@ def precision(e: NormalEquations, theta: Floats) -> Precision:
     seen = np.where(values > noise, values - noise**2 / np.maximum(values, noise), 0.0)
     left = unwhiten @ vectors
     gram = (left * seen) @ left.T
-    inverse = np.linalg.inv(noise_covariance(e, theta))
+    inverse: Floats = np.asarray(np.linalg.inv(noise_covariance(e, theta)), np.float64)
     damping = _DAMPING * e.gram_std**2 / 2 * float(np.sum(inverse * e.metric))
     return Precision(gram @ inverse @ gram, damping * e.metric)
 
@@ -508,7 +509,7 @@ def misfit(equations: Many[NormalEquations], *, allowance: float = 0.0) -> float
         rest = e.gram @ (e.model - theta) - e.gradient
         total += float(rest @ np.linalg.solve(noise_covariance(e, theta), rest))
     reach = np.linalg.eigvalsh(precision(equations[-1], theta).known)[-1]
-    return max(0.0, math.sqrt(total) - allowance * math.sqrt(max(float(reach), 0.0))) ** 2
+    return max(0.0, math.sqrt(max(total, 0.0)) - allowance * math.sqrt(max(float(reach), 0.0))) ** 2
 
 
 def correct(
@@ -537,6 +538,11 @@ def correct(
     hessian = precision / np.outer(units, units)
     start = np.zeros(d)
     return chosen.minimize(hessian, hessian @ (difference * units), 0, start) / units
+
+
+def _invert(matrix: Floats) -> Floats:
+    """Return the pseudo-inverse of a symmetric matrix without negative eigenvalues."""
+    return np.asarray(np.linalg.pinv(matrix, rcond=_ROUNDING, hermitian=True), np.float64)
 
 
 def _release(
