@@ -206,9 +206,11 @@ def train_and_print(
         with _ranks_together():
             train(recipe, folder, root=root)
         return
-    is_hidden, is_forced = as_json if progress is None else not progress, progress is True
-    bar = progress_bar(recipe.name, is_hidden=is_hidden, is_forced=is_forced)
-    with bar as show, _ranks_together():
+    is_hidden = as_json if progress is None else not progress
+    with (
+        progress_bar(recipe.name, is_hidden=is_hidden, is_forced=progress is True) as show,
+        _ranks_together(),
+    ):
 
         def report(progress: Progress) -> None:
             metric, text = progress.metric, ""

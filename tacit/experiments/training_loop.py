@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam
 
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
-from tacit.datasets import Dataset
+from tacit.datasets import Dataset, PersonRows
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.facts import Metric
@@ -35,6 +35,7 @@ from tacit.training import (
     Banded,
     NoisyLoss,
     ReleasedStep,
+    Users,
     choose_bands,
     count_steps,
     make_private,
@@ -64,6 +65,8 @@ class TrainingLoop:
         A recipe whose defaults are filled in (`Recipe.filled`).
     n_records
         Number of real records, without canaries. An epoch is n_records / batch_size steps.
+    persons
+        Whose record each one is, if persons may have several. A canary is a person of its own.
     also
         Events of other releases in the same run, such as paid features; see `make_private`.
     """
@@ -80,6 +83,7 @@ class TrainingLoop:
         also: tuple[Event, ...] = (),
         seed: int | None = None,
         canaries: GradientCanaries | None = None,
+        persons: PersonRows | None = None,
     ) -> None:
         training, upper = recipe.training, recipe.training.loss_upper
         self.recipe = recipe
@@ -110,6 +114,7 @@ class TrainingLoop:
             clip_norm=training.clip_norm,
             noise_multiplier=noise_multiplier,
             n_records=declared,
+            users=users_of(persons, n_rows=len(rows[0])),
             ledger=ledger,
             also=also,
             seed=seed,
@@ -148,6 +153,19 @@ class TrainingLoop:
     def _averaged(self) -> Iterator[nn.Module]:
         with self.private.averaged():
             yield self.model  # without the canaries' table, if there is one
+
+
+def users_of(persons: PersonRows | None, *, n_rows: int) -> Users | None:
+    """Return the option `users` of `make_private` for `n_rows` rows; those at the end are canaries.
+
+    None if the unit of privacy has one row.
+    """
+    if persons is None:
+        return None
+    sampled = "users" if persons.sampled == "persons" else "records"
+    canaries = (f"\0canary {number}" for number in range(n_rows - len(persons.ids)))
+    ids = [*persons.ids, *canaries]
+    return Users(ids=ids, records_per_user=persons.most, sampled=sampled)
 
 
 def example_losses(model: nn.Module, batch: Records) -> Tensor:
@@ -206,7 +224,11 @@ def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) ->
     """Return the event of all training steps, at a noise multiplier and an expected lot size."""
     bands, steps = recipe.training.correlated, steps_of(recipe, n_records)
     if bands == 1:
-        return Repeated(Poisson(lot / n_records).amplify(Gaussian(noise)), steps)
+        step = Poisson(lot / n_records).amplify(Gaussian(noise))
+        is_mixed = recipe.data.sampled == "records" and recipe.data.records_per_person > 1
+        if is_mixed:  # a person may be in a lot several times
+            step = accounting.for_group(step, recipe.data.records_per_person)
+        return Repeated(step, steps)
     bands = min(bands, steps)
     sampler = CyclicPoisson(min(1.0, bands * lot / n_records), bands)
     return sampler.event(noise, steps, optimal_bands(steps, bands).tolist())

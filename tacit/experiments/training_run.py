@@ -125,8 +125,13 @@ def _train(
     cache: Path | None,
 ) -> Facts:
     """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
-    dataset = data.load(recipe.data, root)
+    dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
+    if dataset.persons is not None and summaries_of(recipe.features, 1):
+        raise ValueError(
+            "data.records_per_person above 1 cannot be used with features that are paid for: their "
+            "noise is for one record of each person. Use features.kind none or projection."
+        )
 
     def begin() -> Facts | None:
         _take(folder, recipe)
@@ -209,6 +214,7 @@ class Session:
             ledger=self.ledger,
             also=(*self.checked, *features_events(recipe, self.n_records)),
             seed=seed,
+            persons=self.dataset.persons,
         )
         self.private = self.loop.private
         if state:
@@ -258,7 +264,8 @@ class Session:
         event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
         training, bands = recipe.training, self.private.info.get("bands", 1)
         rate = min(1.0, bands * training.lot / self.n_records)
-        sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
+        of = "" if dataset.persons is None else f" of {dataset.persons.sampled}"
+        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
         if bands > 1:
             sampling += f", from one of {bands} groups of records in turn"
@@ -285,6 +292,7 @@ class Session:
             seconds=round(self.seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
+            records_per_person=dataset.records_per_person,
         )
         return self.folder.finish(facts, self.ledger)
 
@@ -303,6 +311,7 @@ class Session:
                 epsilon=planned.epsilon,
                 ledger=self.ledger,
                 rng=rng_of(self.recipe, 2),
+                records_per_person=self.dataset.records_per_person,
             ),
         )
 
@@ -394,7 +403,9 @@ class Session:
             )
         if self.recipe.privacy.ledger:  # shared with other runs, whose payments it holds too
             return None
-        paid = {entry.kind for entry in self.ledger.history()}
+        # The check of a table, whose result is stored, is paid before the first checkpoint.
+        history = self.ledger.history()
+        paid = {entry.kind for entry in history if entry.id not in self.ledger.used}
         if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
             raise ValueError(
                 f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
@@ -458,6 +469,8 @@ def digest_of(dataset: Dataset) -> str:
     found = hashlib.sha256()
     for part in (dataset.x_train, dataset.y_train):
         found.update(np.ascontiguousarray(part).data)
+    if dataset.persons is not None:
+        found.update(repr(dataset.persons.ids).encode())
     return found.hexdigest()
 
 

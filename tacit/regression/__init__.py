@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
-    from tacit.regression.per_user import PerUser
+    from tacit.regression.per_user import PerUser, fit_for_users
     from tacit.regression.rows import SecondMoments
     from tacit.regression.transfer import TransferRegression
 
@@ -26,6 +26,7 @@ _HOMES = {
     "PerUser": "per_user",
     "SecondMoments": "rows",
     "TransferRegression": "transfer",
+    "fit_for_users": "per_user",
 }
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "PerUser",
     "SecondMoments",
     "TransferRegression",
+    "fit_for_users",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

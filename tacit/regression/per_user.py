@@ -6,6 +6,7 @@ times as much (`tacit.accounting.for_group`, which prices that exactly), and giv
 largest epsilon for a record at which a user with k records costs the epsilon that was asked for.
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -61,22 +62,12 @@ class PerUser(BaseEstimator):
     def fit(self, X: Any, y: Any, *, users: Any) -> Self:
         """Fit the estimator to the records of `users`, the id of a user for each record."""
         most = whole(records_per_user=self.records_per_user, least=1)
-        ledger: Ledger | None = self.estimator.ledger
-        if ledger is not None:
-            ledger.require_unit(is_user=True)
-        if Relation(self.estimator.relation) is not Relation.ADD_REMOVE:
-            raise UnsupportedEvent(
-                "the price of replacing a user with several records is not known. Use "
-                "relation='add_remove'."
-            )
         kept = RecordsOfUsers.of(users, len(y)).kept(most)
         table = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
-        epsilon = self._epsilon_of_record(table, targets, most)
-        payer = _Payer(ledger, most)
-        self.estimator_ = self._with(epsilon, payer).fit(table, targets)
-        self.estimator_.ledger = None  # its events are those of a record
-        self.event_ = payer.event
+        self.estimator_, self.event_ = fit_for_users(
+            self.estimator, most, lambda model: model.fit(table, targets)
+        )
         return self
 
     def predict(self, X: Any) -> Any:
@@ -87,37 +78,64 @@ class PerUser(BaseEstimator):
         """Return the score of the fitted estimator."""
         return self.estimator_.score(X, y)
 
-    def _with(self, epsilon: float, ledger: Any) -> Any:
-        """Return an unfitted copy of the estimator at another epsilon, which pays to `ledger`."""
-        plain = {**self.estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger}
-        return type(self.estimator)(**plain)
 
-    def _epsilon_of_record(self, X: Any, y: Any, most: int) -> float:
-        """Return the largest epsilon of a record, about, at which a user costs what was asked.
+def fit_for_users(
+    estimator: Any,  # Any: the estimators share no type
+    records_per_user: int,
+    fit: Callable[[Any], Any],
+    *,
+    trial: Callable[[Any], Any] | None = None,
+) -> tuple[Any, Event]:
+    """Return a copy of the estimator, fitted by `fit(copy)`, and the event that a user pays for.
 
-        The event that the estimator pays for depends on public facts alone. It is found by fitting
-        up to the payment, which comes before any release.
-        """
-        wanted, delta = positive(epsilon=self.estimator.epsilon), self.estimator.delta or 0.0
-        if most == 1:
-            return wanted
+    The caller guarantees that `fit` uses at most `records_per_user` records of each user. The
+    largest epsilon of a record is found by fits that end at their payment, which comes before any
+    release; `trial(copy)` makes them, if it is given. The event depends on public facts alone.
+    """
+    ledger: Ledger | None = estimator.ledger
+    if ledger is not None:
+        ledger.require_unit(is_user=True)
+    if Relation(estimator.relation) is not Relation.ADD_REMOVE:
+        raise UnsupportedEvent(
+            "the price of replacing a user with several records is not known. Use "
+            "relation='add_remove'."
+        )
+    payer = _Payer(ledger, records_per_user)
+    fitted = _copy(estimator, _epsilon_of_record(estimator, records_per_user, trial or fit), payer)
+    fit(fitted)
+    fitted.ledger = None  # its events are those of a record
+    assert payer.event is not None  # every fit pays
+    return fitted, payer.event
 
-        def fits(epsilon: float) -> bool:
-            try:
-                self._with(epsilon, _Payer(None, most, is_trial=True)).fit(X, y)
-            except _Found as found:
-                return price(found.event, delta=delta) <= wanted
-            raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
 
-        low, high = wanted / most, wanted
-        while not fits(low):  # at the same delta, k records may cost more than k times as much
-            low, high = low / 2, low
-            if low < wanted / (_LEAST * most):
-                raise UnsupportedEvent("the price for several records of a user is not known here.")
-        for _ in range(_HALVINGS):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+def _copy(estimator: Any, epsilon: float, ledger: Any) -> Any:
+    """Return an unfitted copy of the estimator at another epsilon, which pays to `ledger`."""
+    plain = {**estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger}
+    return type(estimator)(**plain)
+
+
+def _epsilon_of_record(estimator: Any, most: int, trial: Callable[[Any], Any]) -> float:
+    """Return the largest epsilon of a record, about, at which a user costs what was asked."""
+    wanted, delta = positive(epsilon=estimator.epsilon), estimator.delta or 0.0
+    if most == 1:
+        return wanted
+
+    def fits(epsilon: float) -> bool:
+        try:
+            trial(_copy(estimator, epsilon, _Payer(None, most, is_trial=True)))
+        except _Found as found:
+            return price(found.event, delta=delta) <= wanted
+        raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
+
+    low, high = wanted / most, wanted
+    while not fits(low):  # at the same delta, k records may cost more than k times as much
+        low, high = low / 2, low
+        if low < wanted / (_LEAST * most):
+            raise UnsupportedEvent("the price for several records of a user is not known here.")
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 class _Found(Exception):

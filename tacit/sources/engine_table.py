@@ -1,7 +1,7 @@
 """Tables where they are: what an engine computes of all rows, without handing one out.
 
-`EngineTable` is what every kind of table can do: apply formulas to its rows (`stage`), keep one
-record of each person, add up, and count. `FrameTable` serves data frames and engines through
+`EngineTable` is what every kind of table can do: apply formulas to its rows (`stage`), keep a few
+records of each person, add up, and count. `FrameTable` serves data frames and engines through
 narwhals, `PostgresTable` a PostgreSQL server, and `ChunkTable` an iteration over parts in Python,
 such as a CSV file. Every result is **private**: exact sums over records, to be released with noise.
 
@@ -9,6 +9,8 @@ A result is fetched once, whole, after the engine has finished. Where a task fai
 repeats it from the rows and uses one of its results, so no row is added twice.
 """
 
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -53,12 +55,16 @@ _BLOCK = 2**20  # rows whose products are added as doubles: 2^30 * 2^20 < 2^53, 
 class RawTable(Protocol):
     """A table as it was opened."""
 
-    def coded(self, schema: Schema) -> "EngineTable":
-        """Return the table of codes on the grid, with one record of each person."""
+    def coded(self, schema: Schema, most: int = 1) -> "EngineTable":
+        """Return the table of codes on the grid, with at most `most` records of each person.
+
+        They are the first ones in the order of `choice_order`, and of the codes where that is the
+        same. Records without a person are left out. Without a column of persons, all are kept.
+        """
         ...
 
-    def features(self, schema: Schema) -> "EngineTable":
-        """Return the table of features and target on the grid, with one record of each person."""
+    def features(self, schema: Schema, most: int = 1) -> "EngineTable":
+        """Return the table of features and target on the grid, of the records of `coded`."""
         ...
 
     def integers(self, names: Sequence[str]) -> "EngineTable":
@@ -108,15 +114,15 @@ class FrameTable:
         self._frame = frame.lazy()
         self._ops = FrameOperations()
 
-    def coded(self, schema: Schema) -> "FrameTable":
+    def coded(self, schema: Schema, most: int = 1) -> "FrameTable":
         kinds = self._kinds(schema)
         if person_column(schema) is None:
             return self.stage(lambda ops: encode(schema, kinds, ops))
-        return self._one_per_person(schema, kinds)
+        return self._of_persons(schema, kinds, most)
 
-    def features(self, schema: Schema) -> "FrameTable":
+    def features(self, schema: Schema, most: int = 1) -> "FrameTable":
         if person_column(schema) is not None:
-            codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+            codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
         else:
             kinds = self._kinds(schema)
             codes = self.stage(lambda ops: encode(schema, kinds, ops, with_rules=True))
@@ -171,11 +177,7 @@ class FrameTable:
         rows = counted.select(*names, "n").collect().rows()
         return {tuple(int(v) for v in values): int(n) for *values, n in rows}
 
-    def _one_per_person(self, schema: Schema, kinds: Mapping[str, str]) -> "FrameTable":
-        """Return the codes of the record of each person that `choice_order` puts first.
-
-        Of records with equal numbers, which are equal or collide, each code is the smallest one.
-        """
+    def _of_persons(self, schema: Schema, kinds: Mapping[str, str], most: int) -> "FrameTable":
         import narwhals.stable.v2 as nw
 
         column, names = person_column(schema), code_names(schema)
@@ -186,10 +188,7 @@ class FrameTable:
         rows = self._frame.select(*named, key.alias(PERSON), missing.alias("missing"))
         rows = rows.filter(~nw.col("missing")).drop("missing")
         rows = rows.with_columns(choice_order(schema, self._ops).alias(HASH))
-        least = rows.group_by(PERSON).agg(nw.col(HASH).min().alias("least"))
-        rows = rows.join(least, on=PERSON, how="inner").filter(nw.col(HASH) == nw.col("least"))
-        kept = rows.group_by(PERSON).agg(*(nw.col(name).min() for name in names))
-        return FrameTable(kept.select(*names))
+        return FrameTable(_first_of_each(rows, [HASH, *names], most).select(*names))
 
     def _kinds(self, schema: Schema) -> dict[str, str]:
         types = self._frame.collect_schema()
@@ -208,7 +207,7 @@ class PostgresTable:
         self._connection, self._query, self._types = connection, query, kinds
         self._ops = SqlOperations()
 
-    def coded(self, schema: Schema) -> "PostgresTable":
+    def coded(self, schema: Schema, most: int = 1) -> "PostgresTable":
         kinds = self._kinds(schema)
         if any(derived.product for derived in schema.derived_features):
             raise ValueError(
@@ -217,10 +216,10 @@ class PostgresTable:
             )
         if person_column(schema) is None:
             return self.stage(lambda ops: encode(schema, kinds, ops))
-        return self._one_per_person(schema, kinds)
+        return self._of_persons(schema, kinds, most)
 
-    def features(self, schema: Schema) -> "PostgresTable":
-        codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+    def features(self, schema: Schema, most: int = 1) -> "PostgresTable":
+        codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
         return codes.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "PostgresTable":
@@ -270,21 +269,18 @@ class PostgresTable:
         # OFFSET 0 keeps the server from computing a formula again wherever its name is used.
         return PostgresTable(self._connection, f"SELECT {columns} FROM {self._rows} OFFSET 0")
 
-    def _one_per_person(self, schema: Schema, kinds: Mapping[str, str]) -> "PostgresTable":
-        """Do what `FrameTable` does, with a query."""
+    def _of_persons(self, schema: Schema, kinds: Mapping[str, str], most: int) -> "PostgresTable":
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
-        codes = encode(schema, kinds, self._ops)
-        chosen = f"{self._rows} WHERE NOT {quoted(missing)}"
-        rows = f"SELECT {_listed(codes)}, {quoted(key)} AS person FROM {chosen}"
-        order = quoted(choice_order(schema, self._ops))
-        hashed = f"SELECT *, {order} AS hash FROM ({rows} OFFSET 0) AS coded"
-        marked = (
-            f"SELECT *, min(hash) OVER (PARTITION BY person) AS least FROM ({hashed}) AS hashed"
-        )
-        least = ", ".join(f"min({identifier(name)}) AS {identifier(name)}" for name in names)
-        query = f"SELECT {least} FROM ({marked}) AS marked WHERE hash = least GROUP BY person"
+        codes = _listed(encode(schema, kinds, self._ops))
+        rows = f"SELECT {codes}, {quoted(key)} AS person FROM {self._rows}"
+        rows += f" WHERE NOT {quoted(missing)} OFFSET 0"
+        order = ", ".join([quoted(choice_order(schema, self._ops)), *map(identifier, names)])
+        place = f"row_number() OVER (PARTITION BY person ORDER BY {order})"
+        placed = f"SELECT *, {place} AS place FROM ({rows}) AS coded"
+        listed = ", ".join(map(identifier, names))
+        query = f"SELECT {listed} FROM ({placed}) AS placed WHERE place <= {most}"
         return PostgresTable(self._connection, query)
 
     def _kinds(self, schema: Schema) -> dict[str, str]:
@@ -307,15 +303,13 @@ class ChunkTable:
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
 
-    def coded(self, schema: Schema) -> "ArrayTable":
-        """Return the table of codes on the grid, with one record of each person."""
+    def coded(self, schema: Schema, most: int = 1) -> "ArrayTable":
         if person_column(schema) is None:
             return ArrayTable(lambda: (encode_cells(schema, cells) for cells in self._chunks()))
-        return ArrayTable(lambda: [self._one_per_person(schema)])
+        return ArrayTable(lambda: [self._of_persons(schema, most)])
 
-    def features(self, schema: Schema) -> "ArrayTable":
-        """Return the table of features and target on the grid, with one record of each person."""
-        codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+    def features(self, schema: Schema, most: int = 1) -> "ArrayTable":
+        codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
         return codes.stage(lambda ops: features(schema, ops))
 
     def integers(self, names: Sequence[str]) -> "ArrayTable":
@@ -331,25 +325,22 @@ class ChunkTable:
 
         return ArrayTable(chunks)
 
-    def _one_per_person(self, schema: Schema) -> dict[str, np.ndarray]:
-        """Do what `FrameTable` does, with a dictionary of all persons in memory."""
+    def _of_persons(self, schema: Schema, most: int) -> dict[str, np.ndarray]:
+        """Return the codes of the records that are kept, found with all persons in memory."""
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
-        kept: dict[str, tuple[int, ...]] = {}
+        kept: defaultdict[str, list[list[int]]] = defaultdict(list)
         for cells in self._chunks():
             codes = encode_cells(schema, cells)
             order = choice_order(schema, ArrayOperations(codes))
             rows = np.column_stack([order, *(codes[name] for name in names)]).tolist()
-            for person, row in zip(column.ids(cells[column.name], schema.dialect.rules), rows,
-                                   strict=True):  # fmt: skip
-                if person is None:
-                    continue
-                old = kept.get(person)
-                if old is None or row[0] < old[0]:
-                    kept[person] = tuple(row)
-                elif row[0] == old[0]:
-                    kept[person] = tuple(map(min, row, old))
-        table = np.array(list(kept.values()), np.int64).reshape(len(kept), len(names) + 1)
+            persons = column.ids(cells[column.name], schema.dialect.rules)
+            for person, row in zip(persons, rows, strict=True):
+                if person is not None:
+                    insort(kept[person], row)
+                    del kept[person][most:]
+        found = [row for rows in kept.values() for row in rows]
+        table = np.array(found, np.int64).reshape(len(found), len(names) + 1)
         return {name: table[:, k + 1] for k, name in enumerate(names)}
 
 
@@ -449,6 +440,24 @@ def _gram_of(
     first = constant * np.array([found[f"t{k}"] for k in range(size)], np.int64)
     corner = np.array([[constant**2 * found["n"]]], np.int64)
     return np.block([[corner, first[None]], [first[:, None], matrix]])
+
+
+def _first_of_each(rows: Any, order: list[str], most: int) -> Any:  # Any: a frame of narwhals
+    """Return the first `most` rows of each person in the order of the named columns."""
+    import narwhals.stable.v2 as nw
+
+    kind = rows.implementation
+    if kind.is_dask():  # all rows of a person come to one part
+        parts = rows.to_native().shuffle(PERSON)
+        return nw.from_native(parts.map_partitions(_first_in_memory, order, most))
+    if kind.is_pandas_like() or kind.is_pyarrow():
+        return nw.from_native(_first_in_memory(rows.collect().to_pandas(), order, most)).lazy()
+    place = nw.col(HASH).cum_count().over(PERSON, order_by=order)
+    return rows.with_columns(place.alias("place")).filter(nw.col("place") <= most)
+
+
+def _first_in_memory(frame: Any, order: list[str], most: int) -> Any:  # Any: a frame of pandas
+    return frame.sort_values(order).groupby(PERSON).head(most)
 
 
 def _listed(formulas: Mapping[str, Expression]) -> str:

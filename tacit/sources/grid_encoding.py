@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tacit._check import whole
 from tacit.datasets import UNKNOWN, Column, Derived, Parsed, Schema
 from tacit.sources.operations import BOOLEAN, TEXT, Expression, Operations
 
@@ -47,6 +48,14 @@ def require_engine_schema(schema: Schema) -> Schema:
             "table into memory."
         )
     return schema
+
+
+def require_bound(schema: Schema, records_per_person: int) -> int:
+    """Return the checked bound on the records of a person; 1 without a column of persons."""
+    most = whole(records_per_person=records_per_person, least=1)
+    if most > 1 and schema.unit != "person":
+        raise ValueError("records_per_person needs a column of type person in the schema.")
+    return most
 
 
 def encode(
@@ -173,7 +182,7 @@ def plain_values(column: Column, codes: Sequence[int]) -> list[Any]:
 def choice_order(schema: Schema, ops: Operations) -> Expression:
     """Return a public pseudorandom integer in [0, 2^31) of the codes of a row.
 
-    The record of a person with the smallest number is kept. The number depends on that record
+    The records of a person with the smallest numbers are kept. The number depends on the record
     alone: not on the order of the rows, nor on the engine. A polynomial hash modulo a prime: all
     products stay below 2^62.
     """

@@ -6,16 +6,22 @@ once, on the driver, by the mechanisms of `tacit.regression`, after the ledger h
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from tacit._arrays import Floats
 from tacit.datasets import FeatureBounds, Schema
-from tacit.regression import Bounds, LinearRegression, LogisticRegression, SecondMoments
+from tacit.regression import (
+    Bounds,
+    LinearRegression,
+    LogisticRegression,
+    SecondMoments,
+    fit_for_users,
+)
 from tacit.sources.engine_table import EngineTable, require_few_rows
-from tacit.sources.grid_encoding import STEPS, require_engine_schema
+from tacit.sources.grid_encoding import STEPS, require_bound, require_engine_schema
 from tacit.sources.operations import Expression, Operations
 from tacit.sources.places import open_table
 
@@ -26,6 +32,8 @@ by at most 2 * 2^-53 * 2^32 S = 2^-20 S more than their exact values: less than 
 Coefficients do not change, because the factor cancels."""
 _SMALLEST = 1e-30  # coefficients below this are 0, so that no product underflows
 _FARTHEST = 16.0  # of a margin: the sigmoid differs from 0 or 1 by 1e-7 there
+
+Model = TypeVar("Model", LinearRegression, LogisticRegression)
 
 
 class GridMoments(NamedTuple):
@@ -51,10 +59,13 @@ class GridMoments(NamedTuple):
         return int(self.gram[0, 0]) // STEPS**2
 
 
-def moments(table: Any, schema: Schema, *, row_norm: float = math.inf) -> GridMoments:
+def moments(
+    table: Any, schema: Schema, *, row_norm: float = math.inf, records_per_person: int = 1
+) -> GridMoments:
     """Return the second moments of a table by its schema, in one pass. Private.
 
-    `table` is what `open_table` takes. Rows longer than `row_norm` are shrunk to it.
+    `table` is what `open_table` takes. Rows longer than `row_norm` are shrunk to it. If the schema
+    has a column of type person, at most `records_per_person` records of each person are used.
 
     >>> import pandas as pd
     >>> people = pd.DataFrame({"age": [20.0, 60.0], "pay": [0.0, float("nan")]})
@@ -62,8 +73,9 @@ def moments(table: Any, schema: Schema, *, row_norm: float = math.inf) -> GridMo
     >>> moments(people, schema).scaled().cross.round(3).tolist()
     [-1.0, 1.0]
     """
+    most = require_bound(schema, records_per_person)
     with open_table(table, schema) as opened:
-        return _moments(opened.features(schema), schema, row_norm)
+        return _moments(opened.features(schema, most), schema, row_norm)
 
 
 def _moments(rows: EngineTable, schema: Schema, row_norm: float) -> GridMoments:
@@ -138,6 +150,7 @@ def fit_linear(
     schema: Schema,
     *,
     n_records: int | None = None,
+    records_per_person: int = 1,
     **options: Any,  # Any: the settings of `LinearRegression`
 ) -> LinearRegression:
     """Return a linear regression of the target of the schema on its features, paid for.
@@ -145,7 +158,8 @@ def fit_linear(
     The model predicts the target scaled to [-1, 1] from the features that `schema.transform` gives.
     `options` are those of `LinearRegression` except for the bounds, which the schema declares. The
     table is read once if `n_records`, the public number of records, is given, and else once more to
-    count its rows, which are then assumed public.
+    count its rows, which are then assumed public. If the schema has a column of type person, the
+    engine keeps at most `records_per_person` records of each, and the guarantee is for a person.
 
     >>> import pandas as pd
     >>> people = pd.DataFrame({"age": [20.0, 40.0, 60.0] * 9000, "pay": [1.0, 2.0, 3.0] * 9000})
@@ -159,20 +173,41 @@ def fit_linear(
         raise ValueError("the target has classes: use fit_logistic.")
     model = LinearRegression(bounds=schema.bounds, target_bounds=(-1, 1), **options)
     n_features = len(schema.feature_names)
+    most = require_bound(schema, records_per_person)
     if isinstance(table, PartialMoments):
         known = table.moments
         n_rows = n_records or known.n_rows
         require_few_rows(n_rows)
         return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
-        rows = opened.features(schema)
-        size = require_few_rows(rows.count() if n_records is None else n_records)
-        return model.fit_moments(
-            lambda row_norm: _moments(rows, schema, row_norm).scaled(),
-            n_features=n_features,
-            n_records=size,
-            is_user=schema.unit == "person",
+        rows = opened.features(schema, most)
+        facts = {
+            "n_features": n_features,
+            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "is_user": schema.unit == "person",
+        }
+
+        def private(row_norm: float) -> SecondMoments:
+            return _moments(rows, schema, row_norm).scaled()
+
+        empty = GridMoments(np.zeros((n_features + 2, n_features + 2), np.int64)).scaled()
+        return _fitted(
+            model,
+            most,
+            lambda model: model.fit_moments(private, **facts),
+            lambda model: model.fit_moments(lambda _: empty, **facts),
         )
+
+
+def _fitted(
+    model: Model, most: int, fit: Callable[[Model], Model], trial: Callable[[Model], Model]
+) -> Model:
+    """Return a model fitted to at most `most` records of each person, paid for as a person."""
+    if most == 1:
+        return fit(model)
+    fitted, event = fit_for_users(model, most, fit, trial=trial)
+    fitted.event_, fitted.epsilon, fitted.ledger = event, model.epsilon, model.ledger
+    return fitted
 
 
 def _from_partial(
@@ -293,12 +328,14 @@ def fit_logistic(
     schema: Schema,
     *,
     n_records: int | None = None,
+    records_per_person: int = 1,
     **options: Any,  # Any: the settings of `LogisticRegression`
 ) -> LogisticRegression:
     """Return a logistic regression of a target with two classes, fitted in rounds and paid for.
 
     Every round is one pass over the table, which releases a noisy gradient: 20 to 150 rounds, by
-    public facts. `options` are those of `LogisticRegression` except for bounds and classes.
+    public facts. `options` are those of `LogisticRegression` except for bounds and classes. For
+    `n_records` and `records_per_person` see `fit_linear`.
     """
     require_engine_schema(schema)
     if schema.n_classes != 2:
@@ -307,12 +344,16 @@ def fit_logistic(
     if n_features == 0:
         raise ValueError("the schema declares no features.")
     model = LogisticRegression(bounds=schema.bounds, **options)
+    most = require_bound(schema, records_per_person)
     with open_table(table, schema) as opened:
-        rows = opened.features(schema)
-        size = require_few_rows(rows.count() if n_records is None else n_records)
-        return model.fit_rows(
-            GridRows(rows, n_features),
-            classes=schema.classes,
-            n_records=size,
-            is_user=schema.unit == "person",
-        )
+        rows = opened.features(schema, most)
+        facts = {
+            "classes": schema.classes,
+            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "is_user": schema.unit == "person",
+        }
+
+        def fit(model: LogisticRegression) -> LogisticRegression:
+            return model.fit_rows(GridRows(rows, n_features), **facts)  # pays before it reads
+
+        return _fitted(model, most, fit, fit)

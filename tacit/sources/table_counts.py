@@ -13,7 +13,13 @@ from tacit import summaries
 from tacit._arrays import Indices
 from tacit.datasets import FIELDS, Schema
 from tacit.sources.engine_table import EngineTable, require_few_rows
-from tacit.sources.grid_encoding import flagged_names, flags, plain_values, summarized
+from tacit.sources.grid_encoding import (
+    flagged_names,
+    flags,
+    plain_values,
+    require_bound,
+    summarized,
+)
 from tacit.sources.places import open_table
 from tacit.summaries import FlagCounts, OutsideCount, ReleaseTerms, StatisticTable, Tally
 
@@ -30,7 +36,8 @@ def describe(
     """Return private statistics of every declared column; see `tacit.summaries.describe`.
 
     The engine counts how often each value occurs, one pass for each column. Numbers are rounded to
-    1 / 2^16 of their range.
+    1 / 2^16 of their range. If the schema has a column of type person, the engine keeps at most
+    `records_per_person` records of each (default 1), and the guarantee is for a person.
 
     >>> import pandas as pd
     >>> people = pd.DataFrame({"age": [30.0, 41.0, 52.0] * 400})
@@ -38,9 +45,9 @@ def describe(
     >>> round(found["age", "mean"].value)
     41
     """
-    terms = _of_persons(schema, terms)
+    most, terms = _of_persons(schema, terms)
     with open_table(table, schema) as opened:
-        rows = opened.coded(schema)
+        rows = opened.coded(schema, most)
         return summaries.describe(
             tallies(rows, schema),
             schema,
@@ -61,11 +68,12 @@ def count_outside(
 ) -> OutsideCount:
     """Return a private count of cells that the schema does not describe, for the worst column.
 
-    See `tacit.summaries.count_outside`.
+    See `tacit.summaries.count_outside`, and `describe` for persons with several records.
     """
+    most, terms = _of_persons(schema, terms)
     with open_table(table, schema) as opened:
-        found = flag_counts(opened.coded(schema), schema)
-    return summaries.count_outside(found, tolerated=tolerated, **_of_persons(schema, terms))
+        found = flag_counts(opened.coded(schema, most), schema)
+    return summaries.count_outside(found, tolerated=tolerated, **terms)
 
 
 def flag_counts(rows: EngineTable, schema: Schema) -> dict[str, FlagCounts]:
@@ -123,9 +131,15 @@ def count_votes(
     return votes
 
 
-def _of_persons(schema: Schema, terms: ReleaseTerms) -> ReleaseTerms:
-    """Return the terms with one record per person if the schema names persons: one is kept."""
-    return {**terms, "records_per_person": 1} if schema.unit == "person" else terms
+def _of_persons(schema: Schema, terms: ReleaseTerms) -> tuple[int, ReleaseTerms]:
+    """Return how many records of each person are kept, and the terms that state it.
+
+    Without a column of persons all are kept, and `records_per_person` is what the caller vouches.
+    """
+    if schema.unit != "person":
+        return 1, terms
+    most = require_bound(schema, terms.get("records_per_person") or 1)
+    return most, {**terms, "records_per_person": most}
 
 
 def _column(values: list[Any]) -> Any:  # Any: numbers as an array, texts as a list

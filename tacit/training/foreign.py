@@ -11,9 +11,11 @@ right for any model, but each example's backward runs over the whole microbatch.
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
@@ -33,7 +35,6 @@ from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
     LossFn,
-    check_losses,
     current_device,
     map_tensors,
     n_rows,
@@ -83,6 +84,7 @@ class ForeignLoops(EpochLoops):
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, int] | None = None
+        self._at_end: RemovableHandle | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield microbatches for a loop that calls `backward` on each and then the optimizer.
@@ -108,7 +110,7 @@ class ForeignLoops(EpochLoops):
                 is_last = following is None and number >= most
                 self._hand_out(microbatch, is_last=is_last, number=number)
                 try:
-                    yield microbatch.batch
+                    yield self._lots.records.for_loop(microbatch.batch)
                     self._check_loop(mine)
                     self._check_used(lot.step, is_last=is_last)
                 finally:
@@ -119,8 +121,9 @@ class ForeignLoops(EpochLoops):
     def backward(self, losses: Tensor) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
 
-        `losses` holds one loss per example of the microbatch that was yielded last. Afterwards
-        `p.grad` is the noisy gradient, or None while microbatches of the lot are still to come.
+        `losses` holds one loss per row of the microbatch that was yielded last: per example, or per
+        record of each user. Afterwards `p.grad` is the noisy gradient, or None while microbatches
+        of the lot are still to come.
         """
         with self._one_step:
             if (handed := self._handed_out) is None:
@@ -128,7 +131,7 @@ class ForeignLoops(EpochLoops):
             self._take_back()
             so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
             check_layers(self._norms)
-            check_losses(losses, n_rows(handed.microbatch.batch))
+            losses = self._lots.records.losses_of_examples(losses, handed.microbatch.batch)
             require_gradient(losses)
             with current_device(losses.device):
                 total = self._guard(handed.forward.clipped_sum, losses)  # private
@@ -142,6 +145,7 @@ class ForeignLoops(EpochLoops):
                     if self.steps_taken >= self._isolation.next_check:
                         self._check_isolation()
                     self._pay_and_release(total, drawn, handed.forward.clip)
+                    self._end_with_the_optimizer()
                 else:
                     self._sum_so_far = total, drawn
 
@@ -195,6 +199,23 @@ class ForeignLoops(EpochLoops):
         if loop == self._loop:  # an older loop holds nothing
             self._take_back()
             self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
+            if self._at_end is not None:
+                self._at_end.remove()
+
+    def _end_with_the_optimizer(self) -> None:
+        """After the last release, end the run when the optimizer has taken its step.
+
+        A loop of another library may stop then, and keep its iterator of batches.
+        """
+        if self._mean is None or self.steps_taken < self._plan.steps:
+            return
+        end = WeakMethod(self._end_run)  # the optimizer must not keep the run alive
+
+        def after_step(*_: object) -> None:
+            if (end_run := end()) is not None:
+                end_run()
+
+        self._at_end = self._optimizer.register_step_post_hook(after_step)
 
     def _take_back(self) -> None:
         """Stop intercepting the operations of the user's loop, until the next microbatch."""
@@ -213,11 +234,6 @@ class ForeignLoops(EpochLoops):
             raise RuntimeError(
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
-            )
-        if self._lots.records.of_users:
-            raise RuntimeError(
-                "users= covers private.step(batch) alone: a user's gradients are combined before "
-                "they are clipped. Use private.step, or Users(ids=..., sampled='records')."
             )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)

@@ -1,13 +1,17 @@
 """Every engine gives exactly the sums of the reference, which reads cells in Python."""
 
 import math
+from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
 import pytest
 from engine_cases import SCHEMAS, as_pandas, to_postgres, troubled_table
 
-from tacit.sources import moments
+from tacit import Ledger
+from tacit.events import Event
+from tacit.regression import LinearRegression
+from tacit.sources import fit_linear, moments
 
 pq = pytest.importorskip("pyarrow.parquet")
 TABLE = troubled_table()
@@ -17,26 +21,56 @@ def chunks():
     return [TABLE.slice(start, 700) for start in range(0, len(TABLE), 700)]
 
 
+class Case(NamedTuple):
+    schema: str
+    row_norm: float = math.inf
+    records_per_person: int = 1
+
+
+CASES = [Case(name, norm) for name in SCHEMAS for norm in (math.inf, 1.5)]
+CASES += [Case("persons", norm, most) for norm, most in ((math.inf, 2), (1.5, 2), (math.inf, 9))]
+FITTED = [Case("records"), Case("persons"), Case("persons", math.inf, 2)]
+
+
+class Answer(NamedTuple):
+    gram: np.ndarray
+    model: LinearRegression | None
+    bill: Event | None
+
+
+def answer(place, case: Case) -> Answer:
+    """Return the statistics of a table and, for some cases, a fit to it and what it cost."""
+    schema, bound = SCHEMAS[case.schema], {"records_per_person": case.records_per_person}
+    gram = moments(place, schema, row_norm=case.row_norm, **bound).gram
+    if case not in FITTED:
+        return Answer(gram, None, None)
+    ledger = Ledger(unit=schema.unit)
+    model = fit_linear(
+        place, schema, epsilon=1.0, delta=1e-6, ledger=ledger, random_state=0, **bound
+    )
+    return Answer(gram, model, ledger.event)
+
+
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param([("records", 1.5)], id="one"),
-        pytest.param([("persons", math.inf)], id="persons", marks=pytest.mark.slow),
-        pytest.param([(n, r) for n in SCHEMAS for r in (math.inf, 1.5)], id="all",
-                     marks=pytest.mark.slow),
+        pytest.param([Case("records", 1.5)], id="one"),
+        pytest.param([Case("persons", math.inf, 2)], id="persons", marks=pytest.mark.slow),
+        pytest.param(CASES, id="all", marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def reference(request):
-    return {
-        (name, norm): moments(chunks, SCHEMAS[name], row_norm=norm).gram
-        for name, norm in request.param
-    }
+    return {case: answer(chunks, case) for case in request.param}
 
 
 def same_in(place, reference):
-    for (name, norm), expected in reference.items():
-        found = moments(place, SCHEMAS[name], row_norm=norm).gram
-        np.testing.assert_array_equal(found, expected, err_msg=f"{name}, row norm {norm}")
+    """Check that statistics, models and bills are those of the reference, bit by bit."""
+    for case, expected in reference.items():
+        found = answer(place, case)
+        np.testing.assert_array_equal(found.gram, expected.gram, err_msg=str(case))
+        if expected.model is not None:
+            np.testing.assert_array_equal(found.model.coef_, expected.model.coef_)
+            assert found.bill == expected.bill
 
 
 def test_the_reference_is_the_encoding_of_the_schema():

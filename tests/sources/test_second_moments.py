@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tacit import Budget, Ledger
+from tacit import Budget, Ledger, epsilon
 from tacit.datasets import Schema
 from tacit.errors import BudgetExceeded
 from tacit.regression import LinearRegression
@@ -190,3 +190,55 @@ def test_votes_are_one_per_teacher():
     expected = [[1, 1, 0], [0, 0, 1]]
     for table in (votes, [votes[:2], votes[2:]]):
         assert count_votes(table, n_queries=2, n_classes=3).tolist() == expected
+
+
+def visits(n_persons=300):
+    """Return a table in which person k has k % 6 + 1 records, some of them equal."""
+    frame = people(n_persons * 6)
+    frame["who"] = np.repeat(np.arange(n_persons), 6)
+    kept = np.arange(len(frame)) % 6 <= frame["who"] % 6
+    frame.loc[frame.index % 6 == 1, ["a", "b", "y"]] = [3.0, "x", 3.0]
+    frame.loc[frame.index % 6 == 2, ["a", "b", "y"]] = [3.0, "x", 3.0]
+    return frame[kept]
+
+
+BY_PERSON = Schema({"who": "person", "a": [0, 10], "b": ["x", "y"], "y": [-5, 15]}, target="y")
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 6, 100])
+def test_at_most_so_many_records_of_a_person_are_kept(most):
+    frame = visits()
+    expected = np.minimum(frame.groupby("who").size(), most).sum()
+    for table in (frame, [frame[:500], frame[500:]]):
+        assert moments(table, BY_PERSON, records_per_person=most).n_rows == expected
+
+
+def test_a_person_changes_no_record_of_others():
+    frame = visits()
+    for most in (1, 3):
+        whole = moments(frame, BY_PERSON, records_per_person=most).gram
+        rest = moments(frame[frame["who"] != 4], BY_PERSON, records_per_person=most).gram
+        one = moments(frame[frame["who"] == 4], BY_PERSON, records_per_person=most).gram
+        np.testing.assert_array_equal(whole, rest + one)
+
+
+def test_several_records_of_a_person_cost_what_was_asked_for_a_person():
+    frame = visits(400)
+    classes = Schema({"who": "person", "a": [0, 10], "b": ["x", "y"]}, target="b")
+    for fit, schema in ((fit_linear, BY_PERSON), (fit_logistic, classes)):
+        ledger = Ledger(unit="person")
+        options = {"epsilon": 2.0, "delta": 1e-6, "random_state": 0}
+        model = fit([frame], schema, records_per_person=3, ledger=ledger, **options)
+        assert ledger.event == model.event_
+        assert 1.9 < epsilon(model.event_, delta=1e-6) <= 2.0
+        assert model.epsilon == 2.0
+    ledger = Ledger(unit="person")
+    describe([frame], BY_PERSON, epsilon=1.0, records_per_person=3, ledger=ledger)
+    assert epsilon(ledger.event, delta=0) <= 1.0 + 1e-9
+
+
+def test_a_bound_on_records_needs_persons():
+    with pytest.raises(ValueError, match="column of type person"):
+        fit_linear([people()], SCHEMA, records_per_person=2, epsilon=1.0, delta=1e-6)
+    with pytest.raises(ValueError, match="records_per_person"):
+        moments(visits(), BY_PERSON, records_per_person=0)

@@ -135,6 +135,7 @@ def clipped_sum(
     views = whole(augmentations=augmentations, least=1)
     if segments is not None:
         batch, loss_fn = in_segments(batch, segments, loss_fn)
+        views = 1  # the views of a segment's rows are rows of the segment
     examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):
