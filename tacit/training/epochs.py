@@ -217,8 +217,8 @@ class StepReports:
             epsilon=epsilon,
             loss=self.losses[-1] if has_loss else None,
             loss_std=so_far.last_std if has_loss else None,
-            epoch_loss=so_far.total / so_far.count if has_loss else None,
-            epoch_loss_std=math.sqrt(so_far.variance) / so_far.count if has_loss else None,
+            epoch_loss=so_far.total / so_far.n if has_loss else None,
+            epoch_loss_std=math.sqrt(so_far.variance) / so_far.n if has_loss else None,
         )
 
 
@@ -226,7 +226,7 @@ class _EpochLoss(NamedTuple):
     """The noisy losses of consecutive steps of one epoch, added up."""
 
     next_step: int
-    count: int
+    n: int
     total: float
     variance: float
     last_std: float = 0.0
@@ -234,7 +234,7 @@ class _EpochLoss(NamedTuple):
     def with_loss(self, loss: float, std: float) -> "_EpochLoss":
         """Return the sums with one more loss, whose noise has the standard deviation `std`."""
         added = self.total + loss, self.variance + std**2
-        return _EpochLoss(self.next_step + 1, self.count + 1, *added, std)
+        return _EpochLoss(self.next_step + 1, self.n + 1, *added, std)
 
 
 def epoch_at(run: "Private", step: int) -> Epoch:

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from slow_cases import one_fast
 
 import tacit
 from tacit import sampling
@@ -38,7 +39,7 @@ def walk(private, most=None):
     return ends
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_fast(KINDS, 2))
 def test_every_sampler_has_epochs(problem, kind):
     options, ends = KINDS[kind]
     assert walk(problem(seed=0, check=False, **options).private) == ends
@@ -125,7 +126,7 @@ PRICED = {
 }
 
 
-@pytest.mark.parametrize("kind", PRICED)
+@pytest.mark.parametrize("kind", one_fast(PRICED, 2))
 def test_the_price_of_the_first_steps_is_that_of_a_run_which_ends_there(problem, kind):
     private = problem(seed=0, check=False, **PRICED[kind]).private
     shorter = problem(seed=0, check=False, **(PRICED[kind] | {"steps": 3})).private
