@@ -188,22 +188,27 @@ def tables_at_one(repeats: int = 9) -> None:
     ]
     work.sort(key=lambda item: -len(every[item[0]][1].y))
     pool = Parallel(n_jobs=min(16, os.cpu_count() or 1), return_as="generator_unordered")
-    found: dict[int, list[list[float]]] = {i: [] for i in range(len(every))}
+    found: dict[tuple[str, int], list[list[float]]] = {(n, len(t.y)): [] for n, t, _ in every}
     for i, scores in pool(
         delayed(one_table)(i, every[i][1], every[i][2], seed) for i, seed in work
     ):
-        found[i].append(scores)
+        found[every[i][0], len(every[i][1].y)].append(scores)
         print(every[i][0], scores, flush=True)
+    report_tables(found)
+
+
+def report_tables(found: dict[tuple[str, int], list[list[float]]]) -> None:
+    """Write a page about the scores of each (table, number of records), one list for each split."""
     rows = []
-    for i, (name, table, _) in enumerate(every):
-        scores = np.array(found[i])  # (splits, methods and then the search)
+    for (name, n_records), splits in found.items():
+        scores = np.array(splits)  # (splits, methods and then the search)
         best = scores[:, int(scores[:, :-1].mean(axis=0).argmax())]
         lost = best - scores[:, -1]
-        error = lost.std(ddof=1) / np.sqrt(len(lost))
+        error = lost.std(ddof=1) / np.sqrt(len(lost)) if len(lost) > 1 else np.nan
         is_within = "yes" if lost.mean() <= 0.01 else "no"
         values = (best.mean(), scores[:, -1].mean(), lost.mean(), error)
         rows.append(
-            [name, f"{len(table.y):,}", str(len(lost)), *(f"{x:.4f}" for x in values), is_within]
+            [name, f"{n_records:,}", str(len(lost)), *(f"{x:.4f}" for x in values), is_within]
         )
         print(rows[-1], flush=True)
     header = ["table", "records", "splits", "best of a free grid", "search", "difference",

@@ -138,7 +138,8 @@ class DirectionPrice:
             methods = (self._lattice_epsilon, self._contour_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
         if has_mixtures(self.direction):
-            methods, enough = (self._mixture_epsilon, *methods), _CLOSE
+            methods = (self._mixture_epsilon, *methods)
+            enough = _GOOD if self.is_short else _CLOSE
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
