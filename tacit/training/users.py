@@ -30,6 +30,7 @@ from tacit.ledger import Ledger
 from tacit.training.records import Indices, Records
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows
 
+_CLEARLY_LESS = 0.6  # noise of record sampling over that of user sampling: see `advise_sampling`
 Combine = Literal["mean", "sum", "program"]
 _ROWS_OF_A_PART = 64
 """Rows that a part of a lot must save: a further call of the engine costs about as much."""
@@ -312,7 +313,7 @@ def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch)
 
 
 class SamplingAdvice(NamedTuple):
-    """Which sampling adds less noise to the mean gradient of a step, and how much each adds."""
+    """Which sampling is advised, and how much noise each adds to the mean gradient of a step."""
 
     sampled: Literal["users", "records"]
     noise_by_users: float  # standard deviation in clip norms
@@ -334,7 +335,9 @@ def advise_sampling(
     The noise on the mean gradient has standard deviation sigma C / (rate n), where n counts what is
     sampled and sigma is the noise multiplier that costs (`epsilon`, `delta`) for a user. User
     sampling needs a smaller sigma and has a smaller n. `n_records` counts at most
-    `records_per_user` records of each user.
+    `records_per_user` records of each user. Record sampling is advised only if its noise is below
+    0.6 times that of user sampling: the mean of a user's gradients is shorter than each of them, so
+    that it is clipped less, and was more accurate at nearly equal noise (benchmarks/users.py).
 
     >>> advise_sampling(n_users=2500, n_records=10_000, records_per_user=8, rate=0.01, steps=300,
     ...                 epsilon=1.0, delta=1e-5).sampled
@@ -351,4 +354,5 @@ def advise_sampling(
         return calibrate(run, epsilon=epsilon, delta=delta) / (rate * n)
 
     by_users, by_records = noise(1, n_users), noise(records_per_user, n_records)
-    return SamplingAdvice("users" if by_users <= by_records else "records", by_users, by_records)
+    is_clear = by_records < _CLEARLY_LESS * by_users
+    return SamplingAdvice("records" if is_clear else "users", by_users, by_records)
