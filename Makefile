@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS := .venv-docs
+CODE := $(shell find tacit -name '*.py')
+NOTEBOOKS := $(patsubst docs/tutorials/%.py,build/notebooks/%.ipynb,$(wildcard docs/tutorials/*.py))
 
 .PHONY: demo test test-slow test-gpu docs lint types types-standard types-strict check clean
 
@@ -20,7 +22,12 @@ test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py
 
 docs: $(DOCS)/.ready # the site, into site/; a warning is an error
+	@$(MAKE) --no-print-directory -j2 $(NOTEBOOKS)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+build/notebooks/%.ipynb: docs/tutorials/%.py $(CODE)
+	@mkdir -p $(@D)
+	OMP_NUM_THREADS=1 $(DOCS)/bin/jupytext --quiet --to ipynb --set-kernel python3 --execute --output $@ $<
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,9 +49,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-$(DOCS)/.ready: docs/requirements.txt
+$(DOCS)/.ready: docs/requirements.txt pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-r docs/requirements.txt -e '.[all]'
 	touch $@
 
 clean:

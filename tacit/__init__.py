@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tacit.ledger import Budget, Ledger
     from tacit.training import make_private
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "epsilon": "accounting",

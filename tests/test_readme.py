@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tacit.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
+HOST = r"https://(?:github|raw\.githubusercontent)\.com/tacit-dp/tacit"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -40,6 +41,9 @@ def test_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^):]+)\)", README))))
-def test_links_lead_somewhere(path):
-    assert (ROOT / path).is_file()
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)\s]+)\)", README))))
+def test_links_are_absolute_and_lead_somewhere(target):
+    """A page of a package index shows the README without the files beside it."""
+    path = re.fullmatch(rf"{HOST}(?:/blob|)/main/([^#]+)(#.*)?", target)
+    assert path, target
+    assert (ROOT / path[1]).is_file()

@@ -20,12 +20,16 @@ print(truth)
 # %%
 oracle = local.choose_oracle(4, epsilon=1.0)
 found = oracle.estimate(oracle.randomize(answers))
-print(oracle.name, np.round(found.values, 3), "largest error", np.abs(found.values - truth).max())
+print(
+    oracle.name,
+    np.round(found.values, 3),
+    f"largest error {np.abs(found.values - truth).max():.4f}",
+)
 
 # %% [markdown]
 # **Central**: one trusted server adds noise to the result.
 
 # %%
 counts = histogram(answers, categories=[0, 1, 2, 3], epsilon=1.0)
-shares = np.array([cell.value for cell in counts]) / len(answers)
-print(np.round(shares, 4), "largest error", np.abs(shares - truth).max())
+shares = np.array([counts[str(option)].value for option in range(4)]) / len(answers)
+print(np.round(shares, 4), f"largest error {np.abs(shares - truth).max():.4f}")

@@ -21,7 +21,11 @@ print(name, recipe.training)
 # %%
 folder = Path(tempfile.mkdtemp()) / name
 result = train(recipe, folder)
-print(result)
+print(f"epsilon {result.epsilon:.2f} at delta {result.delta:g}, {result.steps} steps")
+print(
+    f"accuracy {result.utility.private[0].value:.3f}, without privacy "
+    f"{result.utility.non_private[0].value:.3f}"
+)
 
 # %% [markdown]
 # The folder holds model, ledger and facts; the page explains them, the certificate can be checked.

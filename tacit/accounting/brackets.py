@@ -68,14 +68,23 @@ def invert(
     At `lower`, its lower bound is above `delta`, so the answer is larger: the curve never rises.
     """
     log_delta = math.log(delta)
+    known: dict[float, Bracket] = {}
+
+    def bounds(epsilon: float) -> Bracket:
+        if epsilon not in known:
+            known[epsilon] = curve.delta(epsilon)
+        return known[epsilon]
 
     def excess(epsilon: float) -> float:
-        upper = curve.delta(epsilon).upper
+        upper = bounds(epsilon).upper
         return math.inf if math.isnan(upper) else _log(upper) - log_delta
+
+    def surplus(epsilon: float) -> float:
+        return _log(bounds(epsilon).lower) - log_delta
 
     fine = _FINE if math.isnan(slope) else _FAIR
     upper, slope = _descend(excess, ceiling, min(max(guess, 0.0), ceiling), slope, fine)
-    return Bracket(_walk_down(curve, log_delta, upper, slope) if upper > 0 else 0.0, upper)
+    return Bracket(_walk_down(surplus, upper, slope) if upper > 0 else 0.0, upper)
 
 
 def _descend(
@@ -96,6 +105,8 @@ def _descend(
             break
         if math.isfinite(last_f) and math.isfinite(value) and x != last_x:
             slope = (last_f - value) / (x - last_x)
+            if value <= 0 and -value <= 2 * hair * slope:
+                break
         last_x, last_f = x, value
         step = value / slope if slope > 0 else math.copysign(0.05 * max(x, 0.1), value)
         x = x + step + math.copysign(hair, value)
@@ -106,11 +117,11 @@ def _descend(
     return high, slope
 
 
-def _walk_down(curve: Curve, log_delta: float, upper: float, slope: float) -> float:
-    """Return an epsilon below `upper` at which delta is proved to exceed exp(log_delta), or 0."""
+def _walk_down(f: Callable[[float], float], upper: float, slope: float) -> float:
+    """Return an epsilon at or below `upper` with f(epsilon) > 0, or 0 if none was found."""
     width, x = 0.0, upper
     for _ in range(80):
-        value = _log(curve.delta(x).lower) - log_delta
+        value = f(x)
         if value > 0:
             return x
         ahead = -1.05 * value / slope if slope > 0 and math.isfinite(value) else 0.0

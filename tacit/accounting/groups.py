@@ -38,13 +38,14 @@ def group_epsilon(
     if records == 1:
         return Tightest().epsilon(event, delta=delta, relation=relation)
     found = math.inf
-    if relation is ADD_REMOVE:
+    # How much it costs to replace several records of one sample is not proved: a chain bounds it.
+    if relation is not Relation.REPLACE_ONE or not _is_sampled(event):
         try:
             of_group = for_group(event, records)
+            found = Tightest().epsilon(of_group, delta=delta, relation=relation)
         except UnsupportedEvent:
             pass
         else:
-            found = Tightest().epsilon(of_group, delta=delta, relation=relation)
             if _is_exact(event):
                 return found
     return min(found, _by_chain(event, records, delta, relation))
@@ -58,9 +59,18 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
     - Sums: k records move them by at most k times what one does.
     - Pure DP and the ranges of exponential mechanisms: k times as large along a chain of neighbors.
     - zCDP: k^2 times as large (Bun & Steinke 2016, Proposition 27).
+    - Approximate DP: along a chain, as in the description of this module.
+    - A Rényi curve: 3^c times as large at 2^c times smaller orders, for up to 2^c records (Mironov
+      2017, arXiv:1702.07476, Proposition 2).
+    - Randomized response: each record gives a report of its own.
+    - The best of several runs, or one of several releases: what is known about the price of one of
+      them holds for any two data sets, so also for two that differ in k records.
     - A Poisson sample of Gaussian releases holds j of the k records with the binomial probability,
       which is a mixture (Charles et al. 2024, arXiv:2407.07737). A sample of other releases holds
       none of them with probability (1 - q)^k, and else at most k.
+    - A sample of fixed size of Gaussian releases holds j of the k records with the hypergeometric
+      probability, in the place of j other ones: the same samples with j others there are uniform
+      over those without any of the k. So it is a mixture too.
     """
     match event:
         case ev.NonPrivate():
@@ -75,12 +85,21 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
             return replace(event, epsilon=event.epsilon * records)
         case ev.ZeroConcentratedDP(delta=0.0):
             return replace(event, rho=event.rho * records**2)
-        case ev.Repeated():
+        case ev.ApproximateDP():
+            epsilon, steps = event.epsilon * records, _steps_of_chain(event.epsilon, records)
+            return replace(event, epsilon=epsilon, delta=min(1.0, event.delta * steps))
+        case ev.RenyiCurve():
+            return _curve(event, records)
+        case ev.RandomizedResponse():
+            return ev.Repeated(event, records)
+        case ev.Repeated() | ev.BestOf():
             return replace(event, event=for_group(event.event, records))
-        case ev.Sequence():
-            return ev.Sequence(tuple(for_group(part, records) for part in event.parts))
+        case ev.Sequence() | ev.OneOf() | ev.ChosenOf():
+            return replace(event, parts=tuple(for_group(part, records) for part in event.parts))
         case ev.PoissonSampled():
             return _sampled(event, records)
+        case ev.FixedSizeSampled():
+            return _in_fixed_size(event, records)
         case _:
             raise UnsupportedEvent(f"the price for groups of records is not known for [{event}].")
 
@@ -93,17 +112,62 @@ def _sampled(event: ev.PoissonSampled, records: int) -> ev.Event:
     return ev.PoissonSampled(min(1.0, rate * (1 + 1e-12)), for_group(event.event, records))
 
 
-def _is_exact(event: ev.Event) -> bool:
-    """Return whether `for_group` is never worse than a chain: unless it samples other releases."""
+def _in_fixed_size(event: ev.FixedSizeSampled, records: int) -> ev.Event:
+    inner, n, size = event.event, event.n_records, event.batch_size
+    if not isinstance(inner, ev.Gaussian) or records > n:
+        raise UnsupportedEvent(f"the price for groups of records is not known for [{event}].")
+    weights = [
+        math.comb(records, j) * math.perm(size, j) * math.perm(n - size, records - j)
+        / math.perm(n, records)  # whole numbers: each weight is rounded once
+        for j in range(records + 1)
+    ]  # fmt: skip
+    multiplier = inner.noise_multiplier / inner.replace_factor * (1 - 1e-12)
+    shifts = tuple(map(float, range(records + 1)))
+    return ev.GaussianMixture(
+        multiplier, shifts, tuple(weight / sum(weights) for weight in weights)
+    )
+
+
+def _curve(event: ev.RenyiCurve, records: int) -> ev.Event:
+    """Return the curve of `records` records: at orders / 2^c, if they are at least 2, times 3^c."""
+    halvings = (records - 1).bit_length()
+    kept = [k for k, order in enumerate(event.orders) if order >= 2 ** (halvings + 1)]
+    if not kept:
+        raise UnsupportedEvent(
+            f"a Rényi curve of such low orders has no price for {records} records."
+        )
+    orders = tuple(event.orders[k] / 2**halvings for k in kept)
+    return replace(event, orders=orders, values=tuple(event.values[k] * 3**halvings for k in kept))
+
+
+def _inner(event: ev.Event) -> tuple[ev.Event, ...]:
+    """Return the events that `event` is made of, if a group's part in it is its part in those."""
     match event:
-        case ev.Repeated():
-            return _is_exact(event.event)
-        case ev.Sequence():
-            return all(_is_exact(part) for part in event.parts)
-        case ev.PoissonSampled():
-            return _precision(event.event) > 0
+        case ev.Repeated() | ev.BestOf():
+            return (event.event,)
+        case ev.Sequence() | ev.OneOf() | ev.ChosenOf():
+            return event.parts
         case _:
-            return True
+            return ()
+
+
+def _is_exact(event: ev.Event) -> bool:
+    """Return whether `for_group` is not worse than a chain, up to releases on a sample of records.
+
+    It may be worse for a sample of releases that are not Gaussian, and for a Rényi curve.
+    """
+    if parts := _inner(event):
+        return all(_is_exact(part) for part in parts)
+    if isinstance(event, ev.PoissonSampled):
+        return _precision(event.event) > 0
+    return not isinstance(event, ev.RenyiCurve)
+
+
+def _is_sampled(event: ev.Event) -> bool:
+    """Return whether some release is on a random sample of the records."""
+    if isinstance(event, ev.PoissonSampled | ev.FixedSizeSampled):
+        return True
+    return any(_is_sampled(part) for part in _inner(event))
 
 
 def _precision(event: ev.Event) -> float:
@@ -127,7 +191,7 @@ def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -
     """
 
     def fits(epsilon: float) -> bool:
-        steps = math.expm1(records * epsilon) / math.expm1(epsilon)
+        steps = _steps_of_chain(epsilon, records)
         one = Tightest().delta(event, epsilon=epsilon, relation=relation)
         return one * steps * (1 + 1e-9) <= delta
 
@@ -141,3 +205,12 @@ def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return records * high
+
+
+def _steps_of_chain(epsilon: float, records: int) -> float:
+    """Return what a chain multiplies delta by: (e^(k epsilon) - 1) / (e^epsilon - 1), at least."""
+    if epsilon == 0:
+        return float(records)
+    if records * epsilon > _LARGEST:
+        return math.inf
+    return math.expm1(records * epsilon) / math.expm1(epsilon) * (1 + 1e-12)

@@ -9,6 +9,7 @@ all others, may be sampled, and has both ends of a bracket.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -22,7 +23,8 @@ from tacit.accounting.compose import flatten, only_release
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.loss_laws import Law
 from tacit.accounting.pld.pairs import (
-    directions,
+    both_orders,
+    neighbors,
     pair_from_above,
     pair_from_below,
     sampled_pair,
@@ -67,9 +69,10 @@ def curves_of(event: Event, relation: Relation) -> Curves:
         parts = zip(only.weights, only.parts, strict=True)
         return _OneOfCurves([(w / total, curves_of(part, relation)) for w, part in parts if w])
     if isinstance(only, ev.ChosenOf):
-        return _ChosenOfCurves([curves_of(part, relation) for part in only.parts])
+        return _LargestCurves([curves_of(part, relation) for part in only.parts])
     if all(has_pair(part, relation) for part in flatten(event)):
-        return _PairCurves.of(event, relation)
+        kinds = [_PairCurves.of(one, relation) for one in neighbors(event, relation)]
+        return kinds[0] if len(kinds) == 1 else _LargestCurves(kinds)
     return _RenyiCurves(event, relation)
 
 
@@ -237,8 +240,8 @@ class _PairCurves(NamedTuple):
 
     @staticmethod
     def of(event: Event, relation: Relation) -> "_PairCurves":
-        above = directions(event, relation, pair_of_nested)
-        below = directions(with_lower_end(event, relation), relation, pair_below_nested)
+        above = both_orders(event, relation, pair_of_nested)
+        below = both_orders(with_lower_end(event, relation), relation, pair_below_nested)
         prices = {one: DirectionPrice(one, tolerance=_TOLERANCE) for one in (*above, *below)}
         return _PairCurves([prices[one] for one in above], [prices[one] for one in below])
 
@@ -303,14 +306,14 @@ class _MeanDelta(NamedTuple):
         return Bracket.of_delta(0.0, upper)
 
 
-class _ChosenOfCurves(NamedTuple):
-    """Profiles of a free choice among events: the largest delta of all parts at each t.
+class _LargestCurves(NamedTuple):
+    """Profiles of a free choice among events, or kinds of neighbors: the largest delta at each t.
 
     Let l be the loss of what was released before, and c the choice that follows from it. Together
     they have delta(t) = E[delta_c(t - l)], which is at most E[max over c of delta_c(t - l)].
     """
 
-    parts: list[Curves]
+    parts: Sequence[Curves]
 
     def reach(self, delta: float) -> float:
         return max(curves.reach(delta) for curves in self.parts)

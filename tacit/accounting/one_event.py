@@ -145,6 +145,8 @@ def sampled_epsilon(epsilon: float, rate: float) -> float:
 
 def log_mixture_at(rate: float, u: float) -> float:
     """Return log(1 - rate + rate e^u) of a single number u, like `log_mixture` of an array."""
+    if math.isinf(u) and rate < 1.0:
+        return u if u > 0 else math.log1p(-rate)
     growth = rate * math.expm1(min(u, 30.0))
     if rate == 1.0 or (u <= 30.0 and growth >= -0.5):
         return u if rate == 1.0 else math.log1p(growth)

@@ -17,6 +17,7 @@ artificial runs. The audit trains copies of the model and changes neither the mo
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -109,6 +110,8 @@ def audit_training(
     noise = setup.releases(loss_fn=_times(setup.loss_fn, 0.0), steps=length, noise_multiplier=sigma)
     values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
     drawn, skipped = _draws(setup, length, random)
+    if setup.settings.get("users") is not None and hasattr(setup.dataset, "columns"):
+        skipped.append("users of a table: pass its columns as a tuple of arrays to test them")
     findings = (
         *user_findings(setup),
         *noise_findings(values, noise.sizes),
@@ -200,7 +203,7 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     n = len(setup.dataset) if not isinstance(setup.dataset, tuple) else len(setup.dataset[0])
     numbers, places = numbers_of_canaries(setup.settings.get("users"), n, _CANARIES, random)
     if not len(places):
-        return (), ["draws: records of users are drawn in a way that canaries do not show"]
+        return (), ["draws: every user has more records than the bound, so some are left out"]
     dataset, unpack = number_rows(setup.dataset, numbers)
     rule = setup.settings["clip_norm"]
     # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
@@ -404,7 +407,8 @@ def _shares(setup: TrainingSetup, is_within: list[bool], rule: Any, **settings: 
 
 class _StepBill(NamedTuple):
     rate: float | None  # of Poisson sampling; None for other samplers
-    noise_multiplier: float
+    noise_multiplier: float  # nan if it cannot be told from that of counts
+    records: int = 1  # of a user that are billed
 
 
 def _steps_of(event: Event) -> list[_StepBill]:
@@ -415,6 +419,13 @@ def _steps_of(event: Event) -> list[_StepBill]:
         return [_StepBill(event.rate, _gradient_noise(event.event))]
     if isinstance(event, Sequence):
         return [step for part in event.parts for step in _steps_of(part)]
+    if isinstance(event, GaussianMixture) and event.weights[0] > 0:
+        records = len(event.shifts) - 1
+        rate = -math.expm1(math.log(event.weights[0]) / records)
+        binomial = GaussianMixture.of_sample(event.noise_multiplier, rate, records)
+        is_sample = np.allclose(event.weights, binomial.weights, rtol=1e-9, atol=1e-12)
+        if is_sample and event.shifts == binomial.shifts:
+            return [_StepBill(rate, float("nan"), records)]
     return [_StepBill(None, _gradient_noise(event))]
 
 
@@ -439,15 +450,18 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
         tests, measured = _banded_bill(setup, noise, event)
         least = max(least, _price(measured, setup))
     elif billed[0].rate is not None:
-        rate = setup.settings["batch_size"] / run.info["n_records"]
+        rate, records = setup.settings["batch_size"] / run.info["n_records"], _records_of(setup)
         noises = sorted(step.noise_multiplier for step in billed)
+        rates = [step.rate or 0.0 for step in billed]
         tests["billed steps are the steps taken"] = len(billed) == len(used)
-        tests["billed noise is the noise of each step"] = noises == used
-        tests["billed rate is batch size / records"] = {step.rate for step in billed} == {rate}
-        measured = [
+        tests["billed noise is the noise of each step"] = noises == used or records > 1
+        tests["billed rate is batch size / records"] = np.allclose(rates, rate, rtol=1e-9, atol=0)
+        tests["billed records are those of a user"] = {s.records for s in billed} == {records}
+        sampled = [
             PoissonSampled(rate, _step_release(setup, multiplier, public))
             for multiplier, public in zip(used, noise.facts, strict=True)
         ]
+        measured = [s if records == 1 else accounting.for_group(s, records) for s in sampled]
         least = max(least, _price(Sequence(tuple(measured)), setup))
     floor = least * (1 - _SLACK)
     tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
@@ -460,6 +474,13 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
     if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
         found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
     return found
+
+
+def _records_of(setup: TrainingSetup) -> int:
+    """Return how many records of a user may be in one lot, each clipped by itself."""
+    users = setup.settings.get("users")
+    is_by_record = getattr(users, "sampled", "users") == "records"
+    return users.records_per_user if is_by_record else 1  # type: ignore[union-attr]  # has `sampled`
 
 
 def _banded_bill(

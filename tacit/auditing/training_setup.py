@@ -16,7 +16,7 @@ Loss = Callable[..., Any]
 How = Literal["step", "backward", "resumed"]
 Public = dict[str, Any]
 """The public numbers of a step, `private.info`."""
-_OWN = ("ledger", "seed")  # settings that every run of an audit gets anew
+_OWN = ("ledger", "seed", "callbacks")  # settings that every run of an audit gets anew
 PLANNED = ("epochs", "steps", "epsilon", "delta", "noise_multiplier", "also")
 
 
@@ -137,7 +137,8 @@ class TrainingSetup:
         factor = releases.run.arithmetic.noise_factor
         names, sizes = releases.names, releases.sizes
         stds = [
-            self.scales(public, names, sizes) * public["noise_multiplier"] * factor
+            self.scales(public, names, sizes)
+            * (public["noise_multiplier"] * factor * public.get("gradient_factor", 1.0))
             for public in releases.facts
         ]
         return _mixed(releases.values / np.array(stds), releases.run.training_event)

@@ -3,7 +3,8 @@
 The data sets compared here differ in one user, whose records are copies of one record: they push in
 one direction, so that clipping each of them alone, a user in two slots of one lot, or more records
 than the price covers move a release by more than a user is billed for. The records of different
-users alternate: ids that are out of line with their records change the sums of others too.
+users alternate: ids that are out of line with their records change the sums of others too. Some
+users have different records, more than the bound: which of them are used must not depend on others.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from tacit.auditing.canaries import stored_tensors
 from tacit.auditing.draws import random_places
 from tacit.mechanisms import Rng
 
+_ALIKE = 8  # users with one record each, beside one who has many
+
 
 class UserNeighbors(NamedTuple):
     """Two data sets, one of which has a user more, each with the option `users` for it."""
@@ -31,18 +34,36 @@ class UserNeighbors(NamedTuple):
 def user_sets(dataset: Any, users: Any) -> Iterator[UserNeighbors]:
     """Yield data sets of a few users, each beside the same without one of the users."""
     most = getattr(users, "records_per_user", 8)
-    is_by_records = getattr(users, "sampled", "users") == "records"
-    counts = [1, 2, most, 2 * most + 1, 3]
     tensors = stored_tensors(dataset)
     n = len(dataset) if tensors is None else len(tensors[0])
-    record_of = np.linspace(0, n - 1, len(counts)).astype(int)
-    rounds = range(max(counts))
-    owner = np.array([u for turn in rounds for u, c in enumerate(counts) if turn < c])
-    size = len(owner) if is_by_records else len(counts)
+    varied = [2 * most + 1] * 2
+    counts = [1, 2, most, 2 * most + 1, 3, *varied]
+    turn, owner = _alternating(counts)
+    records = np.linspace(0, n - 1, len(counts)).astype(int)
+    rows = (records[owner] + turn * (owner >= len(counts) - len(varied))) % n
     for left_out in range(len(counts)):
-        sets = (owner, owner[owner != left_out])
-        pair = [(_taken(dataset, tensors, record_of[w]), _with_ids(users, w)) for w in sets]
-        yield UserNeighbors(pair[0], pair[1], size)
+        yield _neighbors(dataset, tensors, users, rows, owner, left_out)
+    _, owner = _alternating([*[1] * _ALIKE, most])  # what others add must not depend on the widest
+    yield _neighbors(dataset, tensors, users, np.zeros_like(owner), owner, _ALIKE)
+
+
+def _alternating(counts: list[int]) -> tuple[Indices, Indices]:
+    """Return for each record its number among those of its user, and the user; users alternate."""
+    places = [(turn, u) for turn in range(max(counts)) for u, c in enumerate(counts) if turn < c]
+    turn, owner = np.array(places).T
+    return turn, owner
+
+
+def _neighbors(
+    dataset: Any, tensors: Any, users: Any, rows: Indices, owner: Indices, left_out: int
+) -> UserNeighbors:
+    kept = owner != left_out
+    pair = [
+        (_taken(dataset, tensors, rows[some]), _with_ids(users, owner[some]))
+        for some in (np.ones_like(kept), kept)
+    ]
+    is_by_records = getattr(users, "sampled", "users") == "records"
+    return UserNeighbors(pair[0], pair[1], len(owner) if is_by_records else int(owner.max()) + 1)
 
 
 def numbers_of_canaries(
@@ -50,17 +71,18 @@ def numbers_of_canaries(
 ) -> tuple[Indices, Indices]:
     """Return the number of a canary for each record, 0 for none, and the places of the canaries.
 
-    All records of a user have the number of one canary, if users are sampled. There are no canaries
-    if records of users are sampled and some of them may be left out.
+    All records of a user have the number of one canary, if users are sampled. If records of users
+    are sampled, a canary is one record, of a user of whom no record is left out.
     """
     numbers = np.zeros(n_records, np.int64)
-    if users is None:
-        places = random_places(n_records, most, random)
+    found = None if users is None else RecordsOfUsers.of(getattr(users, "ids", users), n_records)
+    if found is None or getattr(users, "sampled", "users") == "records":
+        whole = np.arange(n_records)
+        if found is not None:
+            whole = np.flatnonzero(found.counts[found.user_of_record] <= users.records_per_user)
+        places = whole[random_places(len(whole), most, random)]
         numbers[places] = np.arange(1, len(places) + 1)
         return numbers, places
-    if getattr(users, "sampled", "users") == "records":
-        return numbers, np.zeros(0, np.int64)
-    found = RecordsOfUsers.of(getattr(users, "ids", users), n_records)
     places = random_places(len(found), most, random)
     number_of_user = np.zeros(len(found), np.int64)
     number_of_user[places] = np.arange(1, len(places) + 1)

@@ -191,7 +191,13 @@ def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
 
 
 def train_and_print(
-    recipe: "Recipe", folder: Path, *, root: Path | None = None, page: bool, as_json: bool
+    recipe: "Recipe",
+    folder: Path,
+    *,
+    root: Path | None = None,
+    page: bool,
+    as_json: bool,
+    progress: bool | None = None,
 ) -> None:
     """Train by a recipe into `folder`, write its report page if `page`, and print the result."""
     from tacit.experiments import Progress, train
@@ -200,13 +206,19 @@ def train_and_print(
         with _ranks_together():
             train(recipe, folder, root=root)
         return
-    with progress_bar(recipe.name, is_hidden=as_json) as show, _ranks_together():
+    is_hidden = as_json if progress is None else not progress
+    with (
+        progress_bar(recipe.name, is_hidden=is_hidden, is_forced=progress is True) as show,
+        _ranks_together(),
+    ):
 
         def report(progress: Progress) -> None:
             metric, text = progress.metric, ""
             if metric:
                 text = f"epsilon {metric['epsilon']:.3f}"
                 text += f"  accuracy {metric['accuracy']:.2%}" if "accuracy" in metric else ""
+                if "training_loss" in metric:
+                    text += f"  noisy loss {metric['training_loss']:.3f}"
             show(progress.step, progress.steps, text)
 
         try:
@@ -267,15 +279,17 @@ def paying(
 
 
 @contextmanager
-def progress_bar(label: str, *, is_hidden: bool) -> Iterator[Callable[[float, float, str], None]]:
-    """Show a progress bar on standard error, if that is a terminal.
+def progress_bar(
+    label: str, *, is_hidden: bool, is_forced: bool = False
+) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a progress bar on standard error, if that is a terminal or `is_forced`.
 
     Yields a function that updates the bar: it takes the amount done, the total, and a text.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=is_forced or None)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

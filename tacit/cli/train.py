@@ -25,6 +25,16 @@ def train(
     *,
     epsilon: shared.MaybeEpsilon = None,
     delta: shared.MaybeDelta = None,
+    loss_upper: Annotated[
+        float | None,
+        typer.Option(help="Release a noisy training loss, clipped to this value, at no epsilon."),
+    ] = None,
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress", help="Show a progress bar; default on a terminal."
+        ),
+    ] = None,
     given: tables.RecipeOptions,
 ) -> None:
     """Train a private model from a recipe or of a table. To resume a run, give its folder.
@@ -44,7 +54,10 @@ def train(
     if (Path(recipe) / RECIPE).is_file():
         out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
     chosen = given.recipe(recipe, epsilon=epsilon, delta=delta)
+    chosen = shared.with_settings(chosen, None, training__loss_upper=loss_upper)
     folder = tables.run_folder(out, f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}")
     if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
-    shared.train_and_print(chosen, folder, root=given.data, page=given.page, as_json=given.as_json)
+    shared.train_and_print(
+        chosen, folder, root=given.data, page=given.page, as_json=given.as_json, progress=progress
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tacit._lazy import lazy
 from tacit.datasets.columns import TYPES, UNKNOWN, Column, Parsed
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
-from tacit.datasets.dataset import Dataset
+from tacit.datasets.dataset import Dataset, PersonRows
 from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
 
 if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
@@ -43,6 +43,7 @@ __all__ = [
     "EncodedRows",
     "FeatureBounds",
     "Parsed",
+    "PersonRows",
     "Schema",
     "as_dataset",
     "column_names",

@@ -6,6 +6,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+@dataclass(frozen=True, repr=False)
+class PersonRows:
+    """Whose record each training row is, where persons may have several rows. Private.
+
+    `most` is the largest number of rows of one person: others were left out. `sampled` says what
+    training samples independently, "persons" or "records".
+    """
+
+    ids: tuple[str, ...]
+    most: int
+    sampled: str
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Training and test arrays, with the facts about them that are assumed public.
@@ -33,6 +46,9 @@ class Dataset:
     column. Private."""
     unit: str = "record"
     """What one record stands for: the unit of privacy."""
+    persons: PersonRows | None = None
+    """Whose record each training row is, if `unit` is a person who may have several rows; then
+    `n_records` and `n_held_out` count what `persons.sampled` says."""
 
     def __post_init__(self) -> None:
         if self.n_records < 0:
@@ -45,6 +61,17 @@ class Dataset:
         ):
             if len(x) != len(y):
                 raise ValueError(f"{part} x and y must have equal lengths, got {len(x)}, {len(y)}.")
+
+    @property
+    def counted(self) -> str:
+        """What `n_records` counts, as a word."""
+        is_by_record = self.persons is not None and self.persons.sampled == "records"
+        return "record" if is_by_record else self.unit
+
+    @property
+    def records_per_person(self) -> int:
+        """Most records of one unit of privacy in this data set."""
+        return 1 if self.persons is None else self.persons.most
 
     def __repr__(self) -> str:
         return (

@@ -1,21 +1,23 @@
 """Tables (CSV or Parquet files), read by a schema of declared bounds and categories.
 
 How a row is read does not depend on any other row, and whether a row is held out depends on that
-row alone. If the schema names persons, one record of each person is kept, so that a person changes
-at most one record.
+row alone. If the schema names persons, one record of each person is kept, or at most k on request,
+so that a person changes at most one record, or k of them, all of which are held out or none.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tacit._arrays import Flags
+from tacit._users import RecordsOfUsers
 from tacit.datasets.columns import Cells
 from tacit.datasets.csv_lines import Dialect, count_lines, find_columns, read_cells, read_names
-from tacit.datasets.dataset import Dataset
+from tacit.datasets.dataset import Dataset, PersonRows
 from tacit.datasets.frames import as_frame, frame_cells
 from tacit.datasets.schema import EncodedRows, Schema
 
@@ -23,8 +25,13 @@ _ROWS = 65_536  # rows that are encoded at a time
 _PARQUET = (".parquet", ".pq")
 
 
-def read_rows(path: str | Path, schema: Schema, *, training: bool = True) -> EncodedRows:
+def read_rows(
+    path: str | Path, schema: Schema, *, training: bool = True, records_per_person: int = 1
+) -> EncodedRows:
     """Return the encoded rows of a table, with the first one of each person. Private.
+
+    With `records_per_person` above 1, at most so many rows of each person are kept, chosen by a
+    hash of the person's id.
 
     Without `training`, all rows are read, of their features alone, which is what a prediction
     needs. Raises if the file is no table, lacks a column, or has no records; no error quotes a
@@ -37,7 +44,7 @@ def read_rows(path: str | Path, schema: Schema, *, training: bool = True) -> Enc
     rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
     if rows.persons is None:
         return rows
-    return take_rows(rows, _first_of_each(rows.persons, path))
+    return take_rows(rows, _some_of_each(rows.persons, path, records_per_person))
 
 
 def read_features(path: str | Path, schema: Schema) -> np.ndarray:
@@ -91,16 +98,37 @@ def frame_chunks(
 
 
 def read_table(
-    path: str | Path, schema: Schema, *, test_share: float = 0.2, seed: int = 0
+    path: str | Path,
+    schema: Schema,
+    *,
+    test_share: float = 0.2,
+    seed: int = 0,
+    records_per_person: int = 1,
+    sampled: str = "persons",
 ) -> Dataset:
     """Return a table as a data set; `test_share` of the rows, chosen by `held_out`, are for tests.
+
+    `records_per_person` above 1 needs a column of type person; for `sampled` see `PersonRows`.
 
     The numbers of records that the data set states are shares of the number of rows, which is
     assumed public: how many rows are really held out depends on their values.
     """
     schema.target_column  # noqa: B018  # raises if there is none
-    rows = read_rows(path, schema)
-    return as_dataset(rows, schema, name=_stem(path), test_share=test_share, seed=seed)
+    if records_per_person > 1 and schema.unit != "person":
+        raise ValueError(
+            "records_per_person above 1 needs a column of type person, and the schema has none."
+        )
+    rows = read_rows(path, schema, records_per_person=records_per_person)
+    found = as_dataset(rows, schema, name=_stem(path), test_share=test_share, seed=seed)
+    if records_per_person == 1 or rows.persons is None:
+        return found
+    trained = ~held_out(rows, test_share, seed=seed)
+    ids = tuple(str(rows.persons[k]) for k in np.flatnonzero(trained))
+    n = len(set(rows.persons)) if sampled == "persons" else len(rows.persons)
+    n_test = round(test_share * n)
+    persons = PersonRows(ids, records_per_person, sampled)
+    public = (f"number of {sampled}", *found.public[1:])
+    return replace(found, n_records=n - n_test, n_held_out=n_test, persons=persons, public=public)
 
 
 def as_dataset(
@@ -132,13 +160,14 @@ def held_out(rows: EncodedRows, share: float, *, seed: int = 0) -> Flags:
 
     The k-th of several equal rows is hashed with its number k. So an added row changes either the
     training rows or the held-out rows, by one row, and moves no other. (A permutation of the row
-    numbers would move many.) A row with a person is hashed by the person's id.
+    numbers would move many.) A row with a person is hashed by the person's id alone, so that all
+    rows of a person are held out or none.
     """
     key, limit = seed.to_bytes(16, "little", signed=True), int(share * 2**64)
     counts: dict[bytes, int] = {}
     found = np.zeros(len(rows.x), np.bool_)
     for k, content in enumerate(_contents(rows)):
-        place = counts.get(content, 0)
+        place = counts.get(content, 0) if rows.persons is None else 0
         counts[content] = place + 1
         digest = hashlib.blake2b(place.to_bytes(8, "little") + content, digest_size=8, key=key)
         found[k] = int.from_bytes(digest.digest(), "little") < limit
@@ -214,6 +243,16 @@ def _first_of_each(persons: Sequence[str | None], path: str | Path) -> np.ndarra
             "separator and quote in [file] of the schema."
         )
     return np.fromiter(first.values(), np.intp, len(first))
+
+
+def _some_of_each(persons: Sequence[str | None], path: str | Path, most: int) -> np.ndarray:
+    """Return the numbers of at most `most` records of each person; of one, the first. Private."""
+    if most == 1:
+        return _first_of_each(persons, path)
+    _first_of_each(persons, path)  # raises if no record has an id
+    named = np.flatnonzero([person is not None for person in persons])
+    users = RecordsOfUsers.of([persons[k] for k in named], len(named))
+    return named[users.kept(most)]
 
 
 def _concatenated(pieces: Sequence[Any]) -> Any:  # Any: arrays, tuples of texts, or None

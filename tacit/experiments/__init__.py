@@ -23,6 +23,7 @@ from tacit.experiments.coefficients import Coefficients, coefficients_of
 from tacit.experiments.data import HopelessTable, count_records
 from tacit.experiments.facts import (
     AUDIT,
+    FACTS,
     RECIPE,
     SUMMARY,
     Facts,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUDIT",
+    "FACTS",
     "MOST_OUTSIDE",
     "RECIPE",
     "SEARCH",

@@ -176,7 +176,7 @@ def _audit_run(
         from tacit.experiments.released import load_model
         from tacit.experiments.training_loop import evaluate, tensors
 
-        dataset = data.load(recipe.data, root)
+        dataset = data.load(recipe.data, root, takes_persons=True)
         released = load_model(folder.path, trust_code=trust_code)
         prepared = released.prepare(dataset, cache=cache_folder())
         mechanism = check_training(recipe, facts, prepared, dataset, **terms)
@@ -325,6 +325,7 @@ def _train(
         noise_multiplier=float(facts.hyperparameters["noise_multiplier"]),
         seed=seed,
         canaries=canaries,
+        persons=dataset.persons,
     )
     for _ in loop.steps():
         pass

@@ -29,6 +29,7 @@ def load(
     *,
     needs_classes: bool = True,
     needs_rows: bool = True,
+    takes_persons: bool = False,
 ) -> datasets.Dataset:
     """Load the training records (private) and the records that measure the model.
 
@@ -37,9 +38,17 @@ def load(
     of a private table are private: `Dataset.is_test_public` is False. If the settings name a
     validation share, that fraction of the training records is held out and used in place of the
     test split. Without `needs_rows`, the data may be a table in a database, whose rows stay there.
+    `takes_persons` says that the caller protects persons with several records.
     """
     if needs_rows:
         sources.require_rows(settings.path)
+    is_divided = settings.name != "table" or settings.validation_share
+    if settings.records_per_person > 1 and (is_divided or not takes_persons):
+        raise ValueError(
+            "data.records_per_person must be 1 here: only tacit train of a table without "
+            "data.validation_share protects persons with several records. With 1, one record of "
+            "each person is used."
+        )
     if settings.name == "table":
         dataset = _table(settings, root)
     else:
@@ -61,22 +70,28 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
         raise ValueError("the schema declares no column but the target: there is nothing to fit.")
     has_test = settings.public_test or settings.evaluation == "none"
     found = datasets.read_table(
-        path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
+        path,
+        schema,
+        test_share=0.0 if has_test else settings.test_share,
+        seed=settings.split_seed,
+        records_per_person=settings.records_per_person,
+        sampled=settings.sampled,
     )
     if settings.public_test:
         public = read_public(settings.public_test, settings, root)
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
     n = found.n_records + (0 if has_test else found.n_held_out)
+    is_by_person = found.persons is not None and found.persons.sampled == "persons"
     if not has_test and not settings.holds_public_records and n < _LEAST_DIVIDED:
         raise ValueError(
-            f"{path.name} has {n} {found.unit}s, too few to hold out a part of them: use "
+            f"{path.name} has {n} {found.counted}s, too few to hold out a part of them: use "
             "--no-evaluation or --public-test FILE."
         )
     if settings.holds_public_records:
         return replace(
             found,
-            n_records=len(found.x_train),
+            n_records=len(set(found.persons.ids)) if is_by_person else len(found.x_train),
             n_held_out=len(found.x_test),
             is_test_public=True,
             flags={},

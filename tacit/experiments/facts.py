@@ -242,12 +242,6 @@ class Facts:
             raise ValueError(f"the facts cannot be read: {wrong}") from None
         return facts
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of everything but `ledger_head`, the hash of the row that holds this hash."""
-        text = json.dumps(self.to_dict() | {"ledger_head": ""}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
 
 def claim_fields(
     recipe: Recipe, name: str, n_records: int, ledger: Ledger, event: Event
@@ -303,12 +297,18 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     return replace(facts, ledger_head=sealed or head)
 
 
-def seal_of(facts: Facts) -> dict[str, str]:
-    """Return the hashes that the ledger's last row holds for a run."""
+def seal_of(facts: Facts | Mapping[str, Json]) -> dict[str, Json]:
+    """Return the hashes that the ledger's last row holds for a run.
+
+    `facts` may be the content of facts.json, which has no fields that were added after it was
+    written. All facts are hashed but `ledger_head`, the hash of the row that holds their hash.
+    """
+    stored = facts.to_dict() if isinstance(facts, Facts) else facts
+    text = json.dumps({**stored, "ledger_head": ""}, sort_keys=True)
     return {
-        "model_sha256": facts.model_sha256,
-        "recipe_sha256": facts.recipe_sha256,
-        "facts_sha256": facts.fingerprint,
+        "model_sha256": stored["model_sha256"],
+        "recipe_sha256": stored["recipe_sha256"],
+        "facts_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
 
 

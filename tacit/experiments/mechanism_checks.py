@@ -46,7 +46,13 @@ def check_training(
 ) -> MechanismAudit:
     """Test noise, draws, sensitivity, keys and bill of DP-SGD with the recipe's model."""
     from tacit.experiments import models
-    from tacit.experiments.training_loop import banded, example_losses, steps_of, tensors
+    from tacit.experiments.training_loop import (
+        banded,
+        example_losses,
+        steps_of,
+        tensors,
+        users_of,
+    )
     from tacit.training import make_private
 
     training = recipe.training
@@ -59,10 +65,13 @@ def check_training(
         "max_microbatch": training.max_microbatch,
         "noise": banded(training),
     }
+    records = tensors(prepared.x_train, prepared.y_train)
+    if dataset.persons is not None:
+        settings["users"] = users_of(dataset.persons, n_rows=len(records[0]))
     setup = TrainingSetup(
         make_private=make_private,
         model=models.build(recipe.model, prepared.shape, dataset.n_classes, seed=0),
-        dataset=tensors(prepared.x_train, prepared.y_train),
+        dataset=records,
         loss_fn=example_losses,
         settings=settings,
     )

@@ -67,13 +67,17 @@ def score_classes(
     epsilon: float,
     ledger: Ledger,
     rng: Rng | None = None,
+    records_per_person: int = 1,
 ) -> PaidScores:
     """Return the accuracy, and for two classes the AUC, of predictions on private records.
 
     `log_odds` are the scores of the second of two classes; None for more classes. The AUC takes
-    half of `epsilon`.
+    half of `epsilon`. If a person may have several records, which are not independent, intervals
+    are about these records, not about the population they are from.
     """
     terms: dict[str, Any] = {"ledger": ledger, "relation": ledger.relation, "rng": rng}
+    if records_per_person > 1:
+        terms |= {"records_per_person": records_per_person, "about": "records"}
     parts = 1 if log_odds is None else 2
     found = [summaries.accuracy(y, predicted, epsilon=epsilon / parts, **terms)]
     if log_odds is not None:

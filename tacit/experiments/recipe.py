@@ -44,15 +44,12 @@ T = TypeVar("T")
 Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
-_OF_DP_SGD = ("features", "model", "training", "at", "published")
-_OF_PATE = ("teachers", "answers")
-_UNUSED = {
-    "dp-sgd": (*_OF_PATE, "regression", "summary", "transfer"),
-    "pate": (*_OF_DP_SGD, "regression", "summary", "transfer"),
-    "regression": (*_OF_DP_SGD, *_OF_PATE, "summary", "transfer"),
-    "summary": (*_OF_DP_SGD, *_OF_PATE, "regression", "transfer"),
-    "transfer": (*_OF_DP_SGD, *_OF_PATE, "regression", "summary"),
+_SECTIONS = {  # that no other method reads
+    "dp-sgd": ("features", "model", "training", "at", "published"),
+    "pate": ("teachers", "answers"),
+    **{name: (name,) for name in ("regression", "summary", "transfer")},
 }
+_UNUSED = {m: [s for other in _SECTIONS if other != m for s in _SECTIONS[other]] for m in _SECTIONS}
 _DEFAULTS = {  # of [privacy]
     "dp-sgd": {"epsilon": 3.0},
     "pate": {"delta": 1e-5},
@@ -151,6 +148,10 @@ class DataSettings(_Settings, section="data"):
     """For tuning: measure on this share of the training records instead of the test split."""
     schema: dict[str, Value] = field(default_factory=dict)
     """Declared columns of a table; see `tacit.datasets.Schema`."""
+    records_per_person: int = _setting(1, _at_least_one)
+    """Most records of each person that DP-SGD uses, if the schema has a column of type person."""
+    sampled: str = _choice("persons", "records")
+    """What lots are random samples of, if persons have several records; see docs/users.md."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,6 +249,8 @@ class TrainingSettings(_Settings, section="training"):
     """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
     running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
     of the last quarter of the steps. See docs/correlated-noise.md."""
+    loss_upper: float | None = _setting(None, positive)
+    """Release a noisy training loss, clipped to this value; see docs/callbacks.md. Default none."""
     max_microbatch: int | None = _setting(None, _at_least_one)
     """Most rows on the device at once; default chosen from the available memory."""
 
@@ -398,8 +401,7 @@ class RunSettings(_Settings, section="run"):
     """
 
     seed: int | None = _setting(None, whole)
-    """Makes sampling and noise reproducible, so the noise can be removed; default entropy of the
-    operating system."""
+    """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
     checkpoint_seconds: float = _setting(20.0, non_negative)
     """Most seconds of work that an interruption may lose."""
     baseline_steps: int = _setting(3000, whole)

@@ -58,7 +58,7 @@ def replay_run(
             f"{folder.path} has no states to replay. Set run.stretches in the recipe, train again, "
             "and keep secret/: the states hold the key of the noise."
         )
-    dataset = data.load(recipe.data, folder.data_root(root))
+    dataset = data.load(recipe.data, folder.data_root(root), takes_persons=True)
     last = len(borders) - 1
     chosen = np.argsort(generator(rng).random(last))[: max(1, min(stretches, last))]
     found = [_first(recipe, dataset, _read(kept[0], dataset))]
@@ -122,6 +122,7 @@ def _loop(recipe: Recipe, dataset: Dataset, state: State) -> TrainingLoop:
         noise_multiplier=state["noise"],
         also=tuple(events.from_dict(event) for event in state["also"]),
         seed=recipe.run.seed,
+        persons=dataset.persons,
     )
 
 

@@ -141,7 +141,7 @@ def sweep(
         raise ValueError("a sweep needs at least one epsilon.")
     if recipe.data.evaluation == "none":
         raise ValueError('a sweep compares accuracies: leave out data.evaluation = "none".')
-    dataset = data.load(recipe.data, root)
+    dataset = data.load(recipe.data, root, takes_persons=True)
     with folder.locked():
         return _sweep(recipe, recipes, folder, dataset, root, cache, jobs, on_run)
 

@@ -56,7 +56,8 @@ def check_table(
     (parallel composition). Otherwise each table is paid for.
     """
     settings = recipe.data
-    _refuse_other_unit(data_of.schema_of(settings).unit if flags else "record", ledger)
+    unit = data_of.schema_of(settings).unit if flags else "record"
+    _refuse_other_unit(unit, ledger, records_per_person=settings.records_per_person)
     if not flags:
         return ()
     if settings.public_sample:
@@ -79,7 +80,7 @@ def check_table(
     return tuple(from_dict(one["event"]) for one in (found[:1] if disjoint else found))
 
 
-def _refuse_other_unit(unit: str, ledger: Ledger) -> None:
+def _refuse_other_unit(unit: str, ledger: Ledger, *, records_per_person: int) -> None:
     """Raise if the ledger counts another unit of privacy than the schema, "record" or "person".
 
     A ledger may name persons by another word. Neither unit stands for the other: a person may have
@@ -91,7 +92,7 @@ def _refuse_other_unit(unit: str, ledger: Ledger) -> None:
             "the schema has a column of type person, but the ledger counts records. Create a "
             "ledger with --unit person (in a recipe: privacy.unit)."
         )
-    if unit == "person":
+    if unit == "person" and records_per_person == 1:
         ledger.declare_one_record_each()  # the first record of each person was kept
     if unit == "record" and ledger.unit != "record":
         raise ValueError(
@@ -112,6 +113,8 @@ def _count(
 ) -> list[dict[str, Any]]:  # Any: JSON values
     """Pay for the counts of all tables, release them, and return them as stored in the folder."""
     settings, found = recipe.data, []
+    most = settings.records_per_person
+    persons: dict[str, Any] = {} if most == 1 else {"records_per_person": most}
     for k, table in enumerate(tables):
         count = summaries.count_outside(
             table.flags,
@@ -122,6 +125,7 @@ def _count(
             ledger=ledger if k == 0 or not disjoint else None,
             relation=ledger.relation,
             rng=rng_of(recipe, 1, k, fresh=seed),
+            **persons,
         )
         found.append(_stored(count, settings, table.file))
     return found
@@ -135,7 +139,7 @@ def table_touches(
         return ()
     found = check_touches(settings, checked)
     if paid is not None:
-        how = f"noisy scores on {dataset.n_held_out:,} {dataset.unit}s that were held out"
+        how = f"noisy scores on {dataset.n_held_out:,} {dataset.counted}s that were held out"
         found.append(_paid("evaluation", how, paid))
     return tuple(found)
 

@@ -20,8 +20,8 @@ from torch.optim import SGD, Adam
 
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
-from tacit.datasets import Dataset
-from tacit.events import BandedGaussian, Event, Gaussian, Relation, Repeated, Sequence
+from tacit.datasets import Dataset, PersonRows
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
@@ -33,6 +33,9 @@ from tacit.training import (
     EMA,
     AdamBC,
     Banded,
+    NoisyLoss,
+    ReleasedStep,
+    Users,
     choose_bands,
     count_steps,
     make_private,
@@ -62,6 +65,8 @@ class TrainingLoop:
         A recipe whose defaults are filled in (`Recipe.filled`).
     n_records
         Number of real records, without canaries. An epoch is n_records / batch_size steps.
+    persons
+        Whose record each one is, if persons may have several. A canary is a person of its own.
     also
         Events of other releases in the same run, such as paid features; see `make_private`.
     """
@@ -78,8 +83,9 @@ class TrainingLoop:
         also: tuple[Event, ...] = (),
         seed: int | None = None,
         canaries: GradientCanaries | None = None,
+        persons: PersonRows | None = None,
     ) -> None:
-        training = recipe.training
+        training, upper = recipe.training, recipe.training.loss_upper
         self.recipe = recipe
         self.n_records = n_records
         self.also = also
@@ -108,17 +114,23 @@ class TrainingLoop:
             clip_norm=training.clip_norm,
             noise_multiplier=noise_multiplier,
             n_records=declared,
+            users=users_of(persons, n_rows=len(rows[0])),
             ledger=ledger,
             also=also,
             seed=seed,
             max_microbatch=training.max_microbatch,
             noise=banded(training),
+            noisy_loss=None if upper is None else NoisyLoss(upper=upper),
+            callbacks=() if upper is None else (self._note,),
         )
+        self.latest: ReleasedStep | None = None  # of a run that releases its loss
         self._lots = self.private if canaries is None else canaries.watch(self.private)
 
     def steps(self) -> Iterator[int]:
         """Take all remaining steps; after each, yield the number of steps taken so far."""
         private = self.private
+        if private.steps_taken == private.steps:  # resumed after its last step
+            return
         for lot in self._lots:
             rate = learning_rate(self.recipe, self.n_records, private.steps_taken)
             for group in self.optimizer.param_groups:
@@ -128,14 +140,8 @@ class TrainingLoop:
                 self.ema.update()
             yield private.steps_taken
 
-    def event_until(self, steps: int) -> Event:
-        """Return the event of a run with these settings that ends after `steps` steps."""
-        training = self.private.training_event
-        shorter = replace(training, steps=steps) if isinstance(training, BandedGaussian) else None
-        if shorter is None:
-            assert isinstance(training, Repeated)  # all steps have the same noise
-            shorter = Repeated(training.event, steps)
-        return Sequence((*self.also, shorter)) if self.also else shorter
+    def _note(self, released: ReleasedStep) -> None:
+        self.latest = released
 
     def released(self) -> AbstractContextManager[nn.Module]:
         """Return a context in which the model holds the weights to release (averaged, if asked)."""
@@ -147,6 +153,19 @@ class TrainingLoop:
     def _averaged(self) -> Iterator[nn.Module]:
         with self.private.averaged():
             yield self.model  # without the canaries' table, if there is one
+
+
+def users_of(persons: PersonRows | None, *, n_rows: int) -> Users | None:
+    """Return the option `users` of `make_private` for `n_rows` rows; those at the end are canaries.
+
+    None if the unit of privacy has one row.
+    """
+    if persons is None:
+        return None
+    sampled = "users" if persons.sampled == "persons" else "records"
+    canaries = (f"\0canary {number}" for number in range(n_rows - len(persons.ids)))
+    ids = [*persons.ids, *canaries]
+    return Users(ids=ids, records_per_user=persons.most, sampled=sampled)
 
 
 def example_losses(model: nn.Module, batch: Records) -> Tensor:
@@ -205,7 +224,11 @@ def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) ->
     """Return the event of all training steps, at a noise multiplier and an expected lot size."""
     bands, steps = recipe.training.correlated, steps_of(recipe, n_records)
     if bands == 1:
-        return Repeated(Poisson(lot / n_records).amplify(Gaussian(noise)), steps)
+        step = Poisson(lot / n_records).amplify(Gaussian(noise))
+        is_mixed = recipe.data.sampled == "records" and recipe.data.records_per_person > 1
+        if is_mixed:  # a person may be in a lot several times
+            step = accounting.for_group(step, recipe.data.records_per_person)
+        return Repeated(step, steps)
     bands = min(bands, steps)
     sampler = CyclicPoisson(min(1.0, bands * lot / n_records), bands)
     return sampler.event(noise, steps, optimal_bands(steps, bands).tolist())

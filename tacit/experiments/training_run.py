@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
@@ -157,8 +156,13 @@ def _begun(
     is_handed_over: bool,
 ) -> Iterator["Session | Facts"]:
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
-    dataset = data.load(recipe.data, root)
+    dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
+    if dataset.persons is not None and summaries_of(recipe.features, 1):
+        raise ValueError(
+            "data.records_per_person above 1 cannot be used with features that are paid for: their "
+            "noise is for one record of each person. Use features.kind none or projection."
+        )
 
     def begin() -> Facts | None:
         _take(folder, recipe)
@@ -219,7 +223,7 @@ def take_steps(paid: PaidRun) -> None:
                 f"there is no prepared run at {paid.path} here: every worker needs the file system "
                 "of the process that started the runs."
             )
-        dataset = data.load(paid.recipe.data, paid.root)
+        dataset = data.load(paid.recipe.data, paid.root, takes_persons=True)
         recipe = paid.recipe.filled(dataset.n_records)
         with _counting(recipe) as ledger:
             session = Session(recipe, folder, dataset, ledger, paid.cache, paid.checked,
@@ -293,6 +297,7 @@ class Session:
             ledger=self.ledger,
             also=(*self.checked, *features_events(recipe, self.n_records)),
             seed=seed,
+            persons=self.dataset.persons,
         )
         self.private = self.loop.private
         if state:
@@ -348,7 +353,8 @@ class Session:
         event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
         training, bands = recipe.training, self.private.info.get("bands", 1)
         rate = min(1.0, bands * training.lot / self.n_records)
-        sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
+        of = "" if dataset.persons is None else f" of {dataset.persons.sampled}"
+        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
         if bands > 1:
             sampling += f", from one of {bands} groups of records in turn"
@@ -375,6 +381,7 @@ class Session:
             seconds=round(self.seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
+            records_per_person=dataset.records_per_person,
         )
         return self.folder.finish(facts, self.ledger)
 
@@ -393,6 +400,7 @@ class Session:
                 epsilon=planned.epsilon,
                 ledger=self.ledger,
                 rng=rng_of(self.recipe, 2),
+                records_per_person=self.dataset.records_per_person,
             ),
         )
 
@@ -406,11 +414,11 @@ class Session:
         if self.dataset.is_test_public and len(self.prepared.x_test):
             with self.loop.released() as model:
                 found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
-        epsilon = accounting.epsilon(
-            self.loop.event_until(step),
-            delta=self.recipe.privacy.budget.delta,
-            relation=self.ledger.relation,
-        )
+        delta, released = self.recipe.privacy.budget.delta, self.loop.latest
+        if released is not None and released.epoch_loss is not None:
+            found["training_loss"] = released.epoch_loss
+            found["training_loss_std"] = released.epoch_loss_std or 0.0
+        epsilon = self.private.epsilon_at(step, delta=delta)
         epoch = round(step * self.recipe.training.batch / self.n_records, 4)
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
 
@@ -491,7 +499,9 @@ class Session:
             )
         if self.recipe.privacy.ledger:  # shared with other runs, whose payments it holds too
             return None
-        paid = {entry.kind for entry in self.ledger.history()}
+        # The check of a table, whose result is stored, is paid before the first checkpoint.
+        history = self.ledger.history()
+        paid = {entry.kind for entry in history if entry.id not in self.ledger.used}
         if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
             raise ValueError(
                 f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
@@ -555,6 +565,8 @@ def digest_of(dataset: Dataset) -> str:
     found = hashlib.sha256()
     for part in (dataset.x_train, dataset.y_train):
         found.update(np.ascontiguousarray(part).data)
+    if dataset.persons is not None:
+        found.update(repr(dataset.persons.ids).encode())
     return found.hexdigest()
 
 
@@ -600,6 +612,8 @@ def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     held = recipe.data.validation_share
     measured = "records held out of the training set" if held else "the test split"
     metrics = [f"metrics on {measured} after each epoch"] if dataset.is_test_public else []
+    if training.loss_upper is not None:
+        metrics.append(f"the mean training loss of each step, clipped to {training.loss_upper:g}")
     return (weights, *taken, *metrics, *table_releases(recipe.data, dataset))
 
 

@@ -355,7 +355,8 @@ def _release_errors(
     def weigh(span: slice, margins: Floats) -> Floats:
         p, weights = _probabilities(margins, clip)
         residuals = residuals_of(margins, records.targets[span], clip)
-        return np.column_stack([4 * weights * p * (1 - p), (_SQUARES * residuals / clip) ** 2])
+        curvatures = 4 * (weights * p * (1 - p))[:, 0] * records.counted_once(span)
+        return np.column_stack([curvatures, (_SQUARES * residuals / clip) ** 2])
 
     matrices = records.hessians(solver.unshrunk()[:, None], weigh)
     bound = ROUNDING * math.hypot(1.0, _SQUARES**2) * records.limit**2
@@ -365,11 +366,14 @@ def _release_errors(
         from_triangle(part, records.size)
         for part in np.split(scale * mechanism.release(vector, rng), 2)
     )
-    curvature = 0.25 / records.mean_factor
-    noise_std = scale * mechanism.noise_std
-    solver.refine(curvature * hessian, curvature * noise_std, _HESSIAN_DOUBT)
+    curvature, noise_std = 0.25 * records.reach, scale * mechanism.noise_std
+    # Residuals of a true model have squares of mean p (1 - p), so that the gradient has the
+    # covariance of its derivative, but with the square of the factor of each row.
+    expected = records.mean_factor * solver.hessian
+    doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
+    solver.refine(curvature * hessian, curvature * noise_std, doubt)
     square = (clip / _SQUARES) ** 2
-    return combine_squares(solver.hessian, square * squares, square * noise_std, _SQUARES_DOUBT)
+    return combine_squares(expected, square * squares, square * noise_std, _SQUARES_DOUBT)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:

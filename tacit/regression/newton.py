@@ -9,9 +9,9 @@ A fit makes these releases, all with Gaussian noise:
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
    Gram matrix multiplies only the distance to the last models, not the coefficients themselves;
-5. what intervals need to know of the residuals: the Gram matrix of the rows that are not clipped,
-   the sum of r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for
-   errors of any variance), and on which side residuals are clipped.
+5. what intervals need to know of the residuals: the derivative of the gradient, the sum of
+   r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for errors of
+   any variance), and on which side residuals are clipped.
 
 Long rows and large residuals are clipped. How much is decided by public facts (number of records,
 budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
@@ -72,9 +72,10 @@ class NewtonPlan:
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
       twice that if the record is replaced;
-    * the last release by sqrt(2) R^2. A record with |r| < c adds u u' to one matrix, and
-      (r / c)^2 u u' to the other one. A clipped record adds nothing to the first matrix, u u' to
-      the second one, and a vector of squared norm at most (_TAILS^2 + _COUNT^2) R^4 <= R^4 / 2.
+    * the last release by sqrt(2) R^2. A record with |r| < c adds a u u' with 0 <= a <= 1 to one
+      matrix, and (r / c)^2 u u' to the other one. A clipped record adds nothing to the first
+      matrix, u u' to the second one, and a vector of squared norm at most
+      (_TAILS^2 + _COUNT^2) R^4 <= R^4 / 2.
       Replaced, matrices change by at most sqrt(2) times as much, because their inner product is
       not negative; two clipped records change the vector by at most sqrt(2) R^2 and the matrix by
       at most sqrt(2) R^2: together 2 R^2, which is sqrt(2) times the bound.
@@ -247,13 +248,14 @@ def fit_newton(
     uncertainty = None
     if plan.errors is not None:
         errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
-        inside = spread.inside(clip)
-        share = inside / records.mean_factor
-        solver.refine(errors.hessian / inside, errors.noise_std / inside, _HESSIAN_DOUBT)
+        share = spread.inside(clip) / records.mean_factor
+        gram, reach = solver.hessian, records.reach
+        doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
+        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt)
         # Residuals r that do not depend on the features have gradients of covariance
         # E[r^2] gram / n.
         meat = combine_squares(
-            clipped_square * solver.hessian,
+            clipped_square * gram,
             (clip / share) ** 2 * errors.squares,
             (clip / share) ** 2 * errors.noise_std,
             _SQUARES_DOUBT,
@@ -323,7 +325,8 @@ class _Errors(NamedTuple):
     """Released facts about the residuals of the last model, in whitened units, as means."""
 
     hessian: Floats
-    """Mean of u u' over the records whose residual is not clipped."""
+    """Derivative of the gradient, divided by `WhitenedRows.reach`: the mean of z u' over whole rows
+    z of the records whose residual is not clipped."""
     squares: Floats
     """Mean of (r / clip)^2 u u'."""
     noise_std: float
@@ -345,7 +348,8 @@ def _release_errors(
     def weigh(span: slice, margins: Floats) -> Floats:
         ratio = (margins[:, 0] - records.targets[span]) / clip
         is_inside = (np.abs(ratio) < 1).astype(np.float64)
-        return np.column_stack([is_inside, np.minimum(ratio**2, 1.0)])
+        inside = is_inside * records.counted_once(span)
+        return np.column_stack([inside, np.minimum(ratio**2, 1.0)])
 
     signs = np.empty(records.rows.n_rows)
 
@@ -465,7 +469,7 @@ class Solver:
         relative to its mean eigenvalue.
         """
         found, std = combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)
-        self._use(found, std)
+        self._use(*shrink(found, std))
         self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
@@ -593,6 +597,22 @@ def combine(
     variance = first_std**2 + (doubt * float(np.trace(first)) / len(first)) ** 2
     weight = variance / (variance + second_std**2)
     return first + weight * (second - first), math.sqrt(weight) * second_std
+
+
+def shrink(matrix: Floats, noise_std: float) -> tuple[Floats, float]:
+    """Return a released matrix with its eigenvalues moved towards their mean, and its new std.
+
+    Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
+    The rule of James & Stein 1961 takes off the share of the spread that noise explains. Half of
+    this is taken off, because an interval is rather too long than too short. A matrix released by
+    `triangle` has size (size + 1) / 2 noisy entries, one of which is the trace.
+    """
+    size = len(matrix)
+    mean = float(np.trace(matrix)) / size * np.eye(size)
+    spread = float(np.sum((matrix - mean) ** 2))
+    noise = noise_std**2 * (size * (size + 1) // 2 - 1)
+    kept = 1 - min(noise / max(spread, 1e-300), 1.0) / 2
+    return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 
 def combine_squares(expected: Floats, found: Floats, noise_std: float, doubt: float) -> Floats:

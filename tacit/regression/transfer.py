@@ -40,7 +40,7 @@ from tacit.regression.estimator import (
 from tacit.regression.linear import LinearPlan, LinearRegression
 from tacit.regression.newton import NewtonFit, NormalEquations
 from tacit.regression.penalty import Penalty
-from tacit.regression.rows import PrivateRows
+from tacit.regression.rows import PrivateRows, triangle_noise
 
 Source: TypeAlias = tuple[ArrayLike, ArrayLike]
 _SCREEN_SHARE = 0.3
@@ -48,6 +48,8 @@ _LIKE_MINDED = 0.5  # cosine of two screens from which a source takes part in th
 _REFUSED = 0.99
 """Quantile of the misfit of an informative source above which a source is refused."""
 _ROUNDS = 4
+_DAMPING = 0.1  # see `Precision`
+_ROUNDING = 1e-12  # eigenvalues below this share of the largest one count as 0
 _WIDE = 100.0
 """Variance of a prior on scaled coefficients, so wide that it only keeps equations solvable."""
 
@@ -376,16 +378,19 @@ def combine(
     if not informative:
         return Combined(alone, [], misfits, 0.0)
     kept = [solved[k] for k in informative]
-    own = precision(target.equations, alone)
-    theirs = [precision(fit.equations, fit.theta) for fit in kept]
-    pooled = np.sum(theirs, axis=0)
-    pull = np.sum([p @ fit.theta for p, fit in zip(theirs, kept, strict=True)], axis=0)
-    inverse = np.linalg.pinv(own + pooled)
-    source = np.linalg.pinv(pooled) @ pull
-    shared = own @ inverse @ pooled  # precision of the difference
+    own, own_damping = precision(target.equations, alone)
+    theirs = [precision(fit.equations, alone) for fit in kept]
+    pooled, damping = (np.sum(parts, axis=0) for parts in zip(*theirs, strict=True))
+    pull = np.sum(
+        [p @ (fit.theta - alone) for (p, _), fit in zip(theirs, kept, strict=True)], axis=0
+    )
+    inverse = np.linalg.inv(own + own_damping + pooled + damping)
+    # Precision of the difference of the two models: what both of them know.
+    shared = own @ np.linalg.pinv(own + pooled, rcond=_ROUNDING, hermitian=True) @ pooled
+    source = np.linalg.solve(pooled + damping, pull)  # relative to the target's own fit
     scale = max(target.equations.sampling, np.finfo(float).tiny)
-    difference = correct(alone - source, shared, scale, q=q, penalty=penalty)
-    helped = inverse @ (own @ alone + pooled @ (source + difference))
+    difference = correct(-source, (shared + shared.T) / 2, scale, q=q, penalty=penalty)
+    helped = alone + inverse @ (pull + pooled @ difference)
     weight = 1.0
     if allowance is None:
         weight = step_length(target, helped, float(np.trace(inverse @ pooled)) / len(alone))
@@ -422,9 +427,38 @@ def noise_covariance(e: NormalEquations, theta: Floats) -> Floats:
     return noise * e.metric + e.sampling * e.gram
 
 
-def precision(e: NormalEquations, theta: Floats) -> Floats:
-    """Return the inverse covariance of the solution of the equations, near `theta`."""
-    return e.gram @ np.linalg.solve(noise_covariance(e, theta), e.gram)
+class Precision(NamedTuple):
+    """Inverse covariance of the solution of one data set's equations, and what keeps steps short.
+
+    The Gram matrix has noise, so its eigenvectors are tilted. Data sets that each know one or two
+    directions may then seem to determine a further direction, which none of them knows, by a very
+    long step. `damping` is the precision with which every step is 0: a part of the mean of
+    E C^-1 E, where E is the noise of the Gram matrix and C the covariance of the residuals.
+    """
+
+    known: Floats
+    damping: Floats
+
+
+def precision(e: NormalEquations, theta: Floats) -> Precision:
+    """Return what the equations of a data set know of its model, if `theta` is close to the truth.
+
+    The noise of the Gram matrix acts on the distance of the truth from the models at which
+    gradients were released. This distance may be large although the fit is good: in directions that
+    the records hardly show, the model is arbitrary. An eigenvalue of the Gram matrix that is not
+    larger than its noise counts as 0, and larger ones are lowered a little.
+    """
+    lengths, axes = np.linalg.eigh(e.metric)
+    lengths = np.maximum(lengths, _ROUNDING * lengths[-1])
+    unwhiten, whiten = axes * np.sqrt(lengths), axes / np.sqrt(lengths)
+    values, vectors = np.linalg.eigh(whiten.T @ e.gram @ whiten)
+    noise = triangle_noise(e.gram_std, len(values))
+    seen = np.where(values > noise, values - noise**2 / np.maximum(values, noise), 0.0)
+    left = unwhiten @ vectors
+    gram = (left * seen) @ left.T
+    inverse = np.linalg.inv(noise_covariance(e, theta))
+    damping = _DAMPING * e.gram_std**2 / 2 * float(np.sum(inverse * e.metric))
+    return Precision(gram @ inverse @ gram, damping * e.metric)
 
 
 def select(
@@ -470,7 +504,7 @@ def misfit(equations: Many[NormalEquations], *, allowance: float = 0.0) -> float
     for e in equations:
         rest = e.gram @ (e.model - theta) - e.gradient
         total += float(rest @ np.linalg.solve(noise_covariance(e, theta), rest))
-    reach = np.linalg.eigvalsh(precision(equations[-1], theta))[-1]
+    reach = np.linalg.eigvalsh(precision(equations[-1], theta).known)[-1]
     return max(0.0, math.sqrt(total) - allowance * math.sqrt(max(float(reach), 0.0))) ** 2
 
 

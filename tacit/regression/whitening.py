@@ -22,6 +22,7 @@ TIGHTEST_ROWS = 0.8
 ROUNDING = 1 + 1e-6
 """Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
 _LONG_ROWS = 2e-4  # share of rows that may be clipped, if noise lets it be known
+_REACHES, _WHOLE = np.arange(1.0, 2.6, 0.1), 0.9  # see `_release_limit`
 _NORM_LEVELS = 2.0 ** np.arange(-1, 6.5, 0.5)  # relative to the root mean square
 
 
@@ -39,6 +40,8 @@ class WhitenedRows:
     limit: float
     mean_factor: float
     """Released estimate of the mean of `factors`, rather too large."""
+    reach: float
+    """Norm up to which `counted_once` is exact, relative to `limit`."""
     total: float
     """Public number of records or sum of weights, or the expected number if they were drawn."""
 
@@ -82,6 +85,15 @@ class WhitenedRows:
         roots = self.factors if self.weights is None else self.factors * np.sqrt(self.weights)
         return self.rows.whitened_hessians(self.whitening, roots, theta, curvatures)
 
+    def counted_once(self, span: slice) -> Floats:
+        """Return by what u u' is multiplied so that a row counts with its factor once.
+
+        A gradient has the factor of a row once, so its derivative is the sum of z u' over the whole
+        rows z, and that of u u' is too small. The result is divided by `reach`, so that it is at
+        most 1. Rows longer than `reach` times `limit` count for less.
+        """
+        return np.minimum(1 / self.factors[span], self.reach) / self.reach
+
     def gram(self) -> Floats:
         """Return the private sum of u u' over the records."""
         roots = self.factors if self.weights is None else self.factors * np.sqrt(self.weights)
@@ -118,7 +130,7 @@ def whiten(
         shrunk, gram, rate * total, rng, fit_intercept=fit_intercept
     )
     lengths = rows.norms(whitening)
-    level, mean_factor = _release_limit(lengths / typical, norms, widest, n_records, rng)
+    level, mean_factor, reach = _release_limit(lengths / typical, norms, widest, n_records, rng)
     limit = level * typical
     return WhitenedRows(
         rows=rows,
@@ -128,6 +140,7 @@ def whiten(
         whitening=whitening,
         limit=limit,
         mean_factor=mean_factor,
+        reach=reach,
         total=total,
     )
 
@@ -169,11 +182,12 @@ def _release_whitening(
 
 def _release_limit(
     norms: Floats, mechanism: GaussianMechanism, widest: float, n_records: int, rng: Rng
-) -> tuple[float, float]:
-    """Return the norm to which rows are clipped, and the mean factor of clipping, from `norms`.
+) -> tuple[float, float, float]:
+    """Return the norm to which rows are clipped, the mean factor of clipping, and the reach.
 
-    The norm is the smallest level that few rows exceed, as far as noise shows it, or `widest` if
-    that is smaller.
+    The norm is the smallest level of `norms` that few rows exceed, as far as noise shows it, or
+    `widest` if that is smaller. The reach, relative to this norm, is where the trace of the sum of
+    z u' is nearly whole (see `WhitenedRows.counted_once`): more would only add noise.
     """
     bins = np.searchsorted(_NORM_LEVELS, norms)
     counts = np.bincount(bins, minlength=len(_NORM_LEVELS) + 1).astype(np.float64)
@@ -186,4 +200,9 @@ def _release_limit(
     # A norm below the middle of each bin, so that the mean factor is rather too large.
     inner = np.append(0.0, _NORM_LEVELS * 2**0.12)
     mean_factor = float(noisy @ (limit / np.maximum(inner, limit)) / max(noisy.sum(), 1.0))
-    return limit, float(np.clip(mean_factor, 0.5, 1.0))
+    middle = _NORM_LEVELS / 2**0.25 / limit  # of each bin but the last
+    traces = np.minimum(middle, _REACHES[:, None]) @ (
+        np.minimum(middle, 1.0) * np.maximum(noisy[:-1], 0.0)
+    )
+    enough = np.flatnonzero(traces >= _WHOLE * traces[-1])
+    return limit, float(np.clip(mean_factor, 0.5, 1.0)), float(_REACHES[enough[0]])

@@ -2,8 +2,9 @@
 
 `certificate` states the claim so that anyone can recompute it, `run_certificate` derives it from a
 run folder, `signature` says who vouches for it, `figures` draws, `page` lays out one HTML page,
-`reports` fills them from a run folder, and `study_page` from a study of many fits. The names of the
-last two load when they are first used, because they import much more than the others.
+`reports` fills them from a run folder, `comparison_page` from several, and `study_page` and
+`logit_page` from studies of many fits. The names of the last four load when they are first used,
+because they import much more than the others.
 """
 
 from typing import TYPE_CHECKING
@@ -20,8 +21,10 @@ from tacit.report.run_certificate import (
 from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
+    from tacit.report.comparison_page import write_comparison
     from tacit.report.ledger_page import write_ledger_page
-    from tacit.report.reports import write_logit_report, write_page
+    from tacit.report.logit_page import write_logit_report
+    from tacit.report.reports import write_page
     from tacit.report.study_page import cost_in_words, write_pate_sweep, write_study
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "verify",
     "verify_run",
     "write_certificate",
+    "write_comparison",
     "write_ledger_page",
     "write_logit_report",
     "write_page",
@@ -52,8 +56,11 @@ __all__ = [
     "write_study",
 ]
 
-_PAGES = ("write_logit_report", "write_page")
 _STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
-_HOMES: dict[str, str] = {**dict.fromkeys(_PAGES, "reports"), "write_ledger_page": "ledger_page"}
-_HOMES |= dict.fromkeys(_STUDIES, "study_page")
+_HOMES: dict[str, str] = dict.fromkeys(_STUDIES, "study_page") | {
+    "write_comparison": "comparison_page",
+    "write_ledger_page": "ledger_page",
+    "write_logit_report": "logit_page",
+    "write_page": "reports",
+}
 __getattr__ = lazy(__name__, _HOMES)

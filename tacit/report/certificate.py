@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tacit import __version__, accounting, events
 from tacit.errors import TacitError, UnsupportedEvent
-from tacit.events import Event, Relation
+from tacit.events import BestOf, Event, Relation
 from tacit.experiments import file_hash
 
 FORMAT, VERSION = "tacit certificate", 2
@@ -83,11 +83,12 @@ def group_price(event: Event, records: int, delta: float, relation: Relation) ->
     """Return the epsilon of `event` for a person with `records` records; None if none is known.
 
     It is priced as what so many records do to each release, not as a multiple of the epsilon of one
-    record. Where that is not known exactly, as for the best of several runs, nothing is stated:
-    `accounting.group_epsilon` gives a bound, which may take minutes.
+    record. Nothing is stated for the best of several runs, where it may take a minute, nor where it
+    is not known exactly: `accounting.group_epsilon` gives a bound.
     """
     try:
-        accounting.for_group(event, records)
+        if BestOf.__name__ in accounting.for_group(event, records).to_json():
+            return None
         found = accounting.group_epsilon(event, records=records, delta=delta, relation=relation)
     except UnsupportedEvent:
         return None

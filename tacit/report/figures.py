@@ -93,7 +93,8 @@ class Figure:
     """A figure: `name` is its file name and its anchor on the page, `caption` explains it.
 
     With a `surface`, the series are drawn as paths on it, and the reader can step along them. With
-    `pictures`, the figure is a table of pictures without axes.
+    `pictures`, the figure is a table of pictures without axes. A caption that speaks of something
+    that is not drawn (`not_drawn`) raises `ValueError`.
     """
 
     name: str
@@ -107,6 +108,48 @@ class Figure:
     y_percent: bool = False
     surface: Surface | None = None
     pictures: tuple[PictureRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        if missing := not_drawn(self.caption, self):
+            raise ValueError(f"the caption of {self.name!r} speaks of {missing}: it is not drawn.")
+
+
+def not_drawn(caption: str, figure: Figure) -> str:
+    """Return what a caption speaks of and `figure` does not show; empty if there is nothing.
+
+    >>> line = Series(name="private", x=(1,), y=(2,))
+    >>> figure = Figure(name="f", title="", caption="The private model.", series=(line,))
+    >>> not_drawn("Bands are one standard deviation.", figure)
+    'bands'
+    """
+    names = [s.name for s in figure.series] + [row.name for row in figure.pictures]
+    shown = {
+        "without privacy": any("without privacy" in name for name in names),
+        "bands": any(s.low and s.is_line for s in figure.series),
+        "whiskers": any(s.low and not s.is_line for s in figure.series),
+        "contour lines": figure.surface is not None,
+        "points": any(not s.is_line for s in figure.series),
+        "commonest class": any("commonest class" in name for name in names),
+        "pictures": bool(figure.pictures),
+    }
+    return next((what for what, is_shown in shown.items()
+                 if what in caption.lower() and not is_shown), "")  # fmt: skip
+
+
+def repeats_in_words(
+    counts: Iterable[int], what: str, series: Iterable[Series], *, bands: str
+) -> str:
+    """Return how many results each point of `series` is the mean of, and what bands show.
+
+    >>> repeats_in_words([3, 3], "run", (), bands="reach from the smallest to the largest")
+    'Each value is the mean of 3 runs.'
+    """
+    least, most = min(numbers := list(counts)), max(numbers)
+    if most == 1:
+        return f"One {what} at each place."
+    number = str(most) if least == most else f"{least} to {most}"
+    shown = f"; bands {bands}" if any(s.low for s in series) else ""
+    return f"Each value is the mean of {number} {what}s{shown}."
 
 
 def to_csv(figure: Figure) -> str:
@@ -312,7 +355,14 @@ def _contours(surface: Surface, xs: _Axis, ys: _Axis) -> Iterator[str]:
 def _drawn(series: Series, xs: _Axis, ys: _Axis) -> str:
     places = [(xs.at(x), ys.at(y)) for x, y in zip(series.x, series.y, strict=True)]
     out = [f'<g class="series {series.role}">']
-    if series.low:
+    if series.low and not series.is_line:
+        ends = zip(places, series.low, series.high, strict=True)
+        out += [
+            f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{ys.at(low):.1f}" '
+            f'y2="{ys.at(high):.1f}"/>'
+            for (x, _), low, high in ends
+        ]
+    elif series.low:
         up = [(xs.at(x), ys.at(v)) for x, v in zip(series.x, series.high, strict=True)]
         down = [(xs.at(x), ys.at(v)) for x, v in zip(series.x, series.low, strict=True)]
         out.append(f'<polygon class="band" points="{_path(up + down[::-1])}"/>')

@@ -74,3 +74,22 @@ for (const svg of document.querySelectorAll("svg.figure")) {
     show(moves[event.key]);
   });
 }
+
+// The control of prices: its numbers were computed when the page was written.
+for (const form of document.querySelectorAll("form.what-if")) {
+  const data = JSON.parse(form.dataset.prices);
+  const slider = form.querySelector("input");
+  const steps = form.querySelector("select");
+  const say = () => {
+    const row = steps ? Number(steps.value) : 0;
+    const at = Number(slider.value);
+    const words = `${data.label} ${data.noise[at]}, ${data.steps[row]}`;
+    form.querySelector("output").textContent =
+      `${words}: epsilon ${data.epsilons[row][at]} at delta ${data.delta}`;
+    slider.setAttribute("aria-valuetext", words);
+  };
+  form.addEventListener("input", say);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.reset();
+  say();
+}

@@ -5,6 +5,7 @@ claim follow NIST SP 800-226 (2025), section 2, and Ponomareva et al. 2023 (arXi
 section 5.2.
 """
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from decimal import ROUND_CEILING, Context
 from importlib import resources
 from typing import Any, NamedTuple
 
-from tacit.report.figures import Figure, to_svg
+from tacit.report.figures import Figure, to_csv, to_svg
+from tacit.report.what_if import WhatIf
 
 
 class Number(NamedTuple):
@@ -31,7 +33,9 @@ class Section:
     name: str
     title: str
     text: str
-    rows: tuple[tuple[str, str], ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    header: tuple[str, ...] = ()
+    """Names of the columns; empty for rows of a name and a value."""
     figures: tuple[Figure, ...] = ()
 
 
@@ -46,6 +50,7 @@ class Page:
     promise: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
+    what_if: WhatIf | None = None
     prices: tuple[Mapping[str, Any], ...] = ()
     fields: tuple[tuple[str, str], ...] = ()
     certificate: Mapping[str, Any] | None = None
@@ -61,6 +66,8 @@ def render(page: Page) -> str:
     return template.render(
         page=page,
         to_svg=to_svg,
+        to_link=_data_link,
+        to_json=json.dumps,
         certificate=json.dumps(page.certificate, indent=2),
         css=_resource("page.css"),
         js=_resource("page.js"),
@@ -154,6 +161,12 @@ def noise_over_time(event: Mapping[str, Any], saving: object) -> tuple[tuple[str
     if isinstance(saving, float):
         words += f"; running sums carry {saving:.2f} times less noise than independent noise"
     return (("Noise over time", words),)
+
+
+def _data_link(figure: Figure) -> str:
+    """Return a link that holds the data of a figure as CSV, so that the page is one file."""
+    content = base64.b64encode(to_csv(figure).encode()).decode()
+    return f"data:text/csv;charset=utf-8;base64,{content}"
 
 
 def _resource(name: str) -> str:

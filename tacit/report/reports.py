@@ -1,9 +1,10 @@
-"""Reports: certificate, figures and page of a run, of a sweep, or of a study of a logit model."""
+"""Reports: certificate, figures and page of a run or of a sweep."""
 
 import csv
-import json
 import math
 import statistics
+import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.stats import binomtest
 
-from tacit._untrusted import read_json
+from tacit._untrusted import read_json, read_text
 from tacit.experiments import (
     AUDIT,
     SWEEP,
-    Ascent,
     Facts,
-    LogitStudy,
     Metric,
     RunFolder,
     Summary,
     Sweep,
 )
 from tacit.report.certificate import CONTEXT
-from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
+from tacit.report.declared_columns import columns_section
+from tacit.report.figures import (
+    Figure,
+    PictureRow,
+    Role,
+    Series,
+    files,
+    not_drawn,
+    repeats_in_words,
+    to_svg_file,
+)
 from tacit.report.page import (
     Number,
     Page,
@@ -40,15 +49,15 @@ from tacit.report.page import (
 )
 from tacit.report.run_certificate import randomness_of, write_certificate
 from tacit.report.transfer_figures import transfer_figures
+from tacit.report.what_if import what_if
 
 REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
+DEVIATION = "are one standard deviation"
 _SUMMARY = "summary"  # the method of runs that release statistics and no model
 
 _DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep
-_PATH_ROLES = (Role.PUBLISHED, Role.PRIVATE, Role.OTHER, Role.FOURTH)  # one for each epsilon
 _MOST_BELOW = 0.3  # a baseline farther below the other lines is not drawn: it would flatten them
-_CONTOURS = 14
 _ROC_POINTS = 120  # points of a ROC curve that are drawn
 
 
@@ -66,17 +75,20 @@ def write_page(folder: str | Path) -> Path:
     facts = run.facts()
     certificate = write_certificate(run)
     figures, attacks = run_figures(facts, run), _audit_sections(run)
-    results = _statistics_sections(facts, run)
+    recipe = _recipe(run, facts)
+    results = (*_statistics_sections(facts, run), *columns_section(recipe))
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
-    return write_report(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
+    page = page_of(facts, certificate, figures, (*results, *attacks), name=recipe.get("name", ""))
+    if page.what_if is not None:
+        _write_figures(run, [page.what_if.figure])
+    return write_report(run, figures, page)
 
 
-def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
-    """Write study.json, the figures and report.html, and return the page's path."""
-    run, figures = RunFolder(folder), logit_figures(study)
-    run.write(STUDY, json.dumps(study.to_dict(), indent=2, allow_nan=False) + "\n")
-    return write_report(run, figures, _logit_page(study, figures))
+def _recipe(run: RunFolder, facts: Facts) -> dict[str, Any]:  # Any: TOML values
+    """Return the recipe of a run as plain values; empty for runs that keep none."""
+    path = run / facts.recipe_file
+    return tomllib.loads(read_text(path)) if facts.recipe_file and path.is_file() else {}
 
 
 def write_report(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
@@ -114,6 +126,9 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
         if private and metric in private[0]:
             figures.append(_metric_by_epoch(metric, title, private, twin))
+    losses = [row for row in private if "training_loss" in row]
+    if len(losses) > 1:
+        figures.append(_training_loss(losses))
     if len(private) > 1:
         caption = f"Epsilon, at delta {facts.delta:g}, of a run planned to end at that epoch."
         figures.append(
@@ -127,17 +142,19 @@ def page_of(
     certificate: dict[str, Any],
     figures: tuple[Figure, ...],
     sections: tuple[Section, ...] = (),
+    *,
+    name: str = "",
 ) -> Page:
-    """Return the content of a run's page, ready for `render`."""
+    """Return the content of a run's page, ready for `render`; `name` is that of its recipe."""
     stated = certificate["claim"]["epsilon"]
     epsilon = math.inf if stated is None else stated
     is_summary = facts.method == _SUMMARY
     what = "statistics" if is_summary else "model"
     made = "of about" if is_summary else f"trained by {facts.method} on"
     return Page(
-        title=f"{facts.data}: {'' if is_summary else 'a '}differentially private {what}",
+        title=f"{name or facts.data}: {'' if is_summary else 'a '}differentially private {what}",
         lead=(
-            f"{facts.model}, {made} {facts.n_records:,} {facts.unit}s. "
+            f"{facts.model}, {made} {facts.n_records:,} {facts.unit}s of {facts.data}. "
             f"Unit of privacy: one {facts.unit}."
         ),
         numbers=_numbers(facts, epsilon),
@@ -154,11 +171,16 @@ def page_of(
         ),
         figures=figures,
         sections=(*sections, _levels(facts, epsilon)),
+        what_if=what_if(facts),
         prices=tuple(certificate["prices"]),
-        fields=(
-            *_fields(facts, epsilon),
-            *_group_fields(certificate),
-            *_context_fields(certificate),
+        fields=tuple(  # a name that comes twice has one row
+            dict(
+                (
+                    *_fields(facts, epsilon),
+                    *_group_fields(certificate),
+                    *_context_fields(certificate),
+                )
+            ).items()
         ),
         certificate=certificate,
         footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
@@ -175,12 +197,10 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
         return tuple(numbers)
     if utility.mean is None:
         return (*numbers, Number("utility", "not measured", facts.unmeasured))
-    shown = partial(_metric, utility.metric)
+    shown = partial(metric_in_words, utility.metric)
     spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
-    if utility.metric in utility.intervals:
-        low, high = utility.intervals[utility.metric]
-        spread = f"; 95 % interval {shown(low)} to {shown(high)}"
-    about = f"on {utility.n_test:,} {_measured(facts)}{spread}"
+    interval = f"; {words}" if (words := interval_in_words(facts)) else ""
+    about = f"on {utility.n_test:,} {_measured(facts)}{spread}{interval}"
     numbers.append(Number(f"private {utility.metric}", shown(utility.mean), about))
     if "auc" in utility.intervals:
         low, high = utility.intervals["auc"]
@@ -193,9 +213,36 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
     return tuple(numbers)
 
 
-def _metric(name: str, value: float) -> str:
+def metric_in_words(name: str, value: float) -> str:
     """Return a metric as text: an accuracy in percent, others with four digits."""
-    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4f}"
+    return f"{100 * value:.2f}\N{NO-BREAK SPACE}%" if name == "accuracy" else f"{value:.4f}"
+
+
+def interval_of(facts: Facts) -> tuple[float, float] | None:
+    """Return the 95 % interval of a run's metric; None if there is none.
+
+    A paid metric has an interval that includes its noise. An accuracy that was measured exactly has
+    the score interval of Wilson 1927: how far it may be off because the test records are a sample.
+    """
+    utility = facts.utility
+    if utility.metric in utility.intervals:
+        return utility.intervals[utility.metric]
+    if utility.metric != "accuracy" or utility.mean is None or utility.n_test < 1:
+        return None
+    right = round(utility.mean * utility.n_test)
+    found = binomtest(right, utility.n_test).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def interval_in_words(facts: Facts) -> str:
+    """Return the 95 % interval of a run's metric as text that states its kind, or no text."""
+    ends = interval_of(facts)
+    if ends is None:
+        return ""
+    is_paid = facts.utility.metric in facts.utility.intervals
+    kind = "95 % interval, noise included," if is_paid else "95 % Wilson interval"
+    low, high = (metric_in_words(facts.utility.metric, end) for end in ends)
+    return f"{kind} {low} to {high}"
 
 
 def _measured(facts: Facts) -> str:
@@ -324,6 +371,18 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
     return replace(figure, caption=caption, series=tuple(series))
 
 
+def _training_loss(rows: Sequence[Metric]) -> Figure:
+    caption = "Mean loss of the lots of each epoch; bands are one standard deviation of its noise."
+    figure = _line(rows, "training_loss", "epoch", title="Training loss, released with noise")
+    line = replace(
+        figure.series[0],
+        name="noisy training loss",
+        low=tuple(row["training_loss"] - row["training_loss_std"] for row in rows),
+        high=tuple(row["training_loss"] + row["training_loss_std"] for row in rows),
+    )
+    return replace(figure, y_label="training loss", caption=caption, series=(line,))
+
+
 def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = "") -> Figure:
     """Return a figure of metric `y` against metric `x`, from the rows that contain `y`."""
     return Figure(
@@ -432,11 +491,13 @@ def attack_figure(path: Path, caption: str) -> Figure | None:
         rows = list(csv.DictReader(stream))
     if not rows:
         return None
-    draw = _roc if "fpr" in rows[0] else _inverted
-    return draw(path.stem, caption, rows)
+    figure = (_roc if "fpr" in rows[0] else _inverted)(path.stem, rows)
+    if figure is None or not_drawn(caption, figure):  # a caption that fits another figure
+        return figure
+    return replace(figure, caption=caption)
 
 
-def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
+def _roc(name: str, rows: list[dict[str, str]]) -> Figure:
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         point = float(row["fpr"]), float(row["tpr"])
@@ -457,7 +518,7 @@ def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
     return Figure(
         name=name,
         title="Membership inference",
-        caption=caption,
+        caption="",
         x_label="false positive rate",
         y_label="true positive rate",
         x_log=True,
@@ -466,7 +527,7 @@ def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
     )
 
 
-def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | None:
+def _inverted(name: str, rows: list[dict[str, str]]) -> Figure | None:
     pixels: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         pictures = pixels.setdefault(row["row"].replace(";", ","), {})
@@ -479,7 +540,7 @@ def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | N
         ]
     except ValueError:  # the pictures are not square
         return None
-    return Figure(name=name, title="Model inversion", caption=caption, pictures=tuple(shaped))
+    return Figure(name=name, title="Model inversion", caption="", pictures=tuple(shaped))
 
 
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
@@ -497,20 +558,19 @@ def _by_epsilon(sweep: Sweep, metric: str, title: str) -> Figure:
     series = [_at_delta(sweep, metric, *pair) for pair in zip(deltas, cycle(_DELTA_ROLES))]
     ends = min(min(s.x) for s in series), max(max(s.x) for s in series)
     if sweep.baseline is not None and metric in sweep.baseline:
-        series.append(_flat("without privacy", sweep.baseline[metric], ends, Role.BASELINE))
+        series.append(flat_line("without privacy", sweep.baseline[metric], ends, Role.BASELINE))
     lowest = min(min(s.y) for s in series)
     if metric == "accuracy" and sweep.majority and lowest - sweep.majority < _MOST_BELOW:
-        series.append(_flat("commonest class", sweep.majority, ends, Role.BOUND))
+        series.append(flat_line("commonest class", sweep.majority, ends, Role.BOUND))
     if metric == "accuracy" and sweep.published:
         points = sorted((p.epsilon, p.accuracy) for p in sweep.published)
         name = " and ".join(dict.fromkeys(p.source for p in sweep.published))
         series.append(replace(Series.of(name, points, Role.PUBLISHED), is_line=False))
-    repeats = max(summary.runs for summary in sweep.summaries)
-    spread = f"Mean of {repeats} runs; bands are one standard deviation." if repeats > 1 else ""
+    counts = Counter((cell.epsilon, cell.delta) for cell in sweep.cells).values()
     return Figure(
         name=f"{metric}-by-epsilon",
         title=title,
-        caption=spread or "One run for each budget.",
+        caption=repeats_in_words(counts, "run", series, bands=DEVIATION),
         x_label="epsilon",
         y_label="AUC" if metric == "auc" else metric,
         x_log=True,
@@ -541,7 +601,8 @@ def _at_delta(sweep: Sweep, metric: str, delta: float, role: Role) -> Series:
     )
 
 
-def _flat(name: str, value: float, ends: tuple[float, float], role: Role) -> Series:
+def flat_line(name: str, value: float, ends: tuple[float, float], role: Role) -> Series:
+    """Return a series with the same value at both ends of the x axis."""
     return Series(name=name, x=ends, y=(value, value), role=role)
 
 
@@ -582,112 +643,3 @@ def _outcome(row: Summary) -> str:
     text = f"accuracy {100 * row.accuracy:.2f} %"
     text += "" if row.spread is None else f" ± {100 * row.spread:.2f} over {row.runs} runs"
     return text + ("" if row.auc is None else f", AUC {row.auc:.4f}")
-
-
-def logit_figures(study: LogitStudy) -> tuple[Figure, Figure, Figure]:
-    """Return figures of the surface with training paths, the fitted curve, and loss by epsilon."""
-    return _surface(study), _curve(study), _losses(study)
-
-
-def _shown(study: LogitStudy) -> list[tuple[Ascent, Role]]:
-    """Return the runs to draw: the first run at each of at most four epsilons, smallest first."""
-    first = {run.epsilon: run for run in reversed(study.private)}
-    epsilons = sorted(first)
-    step = max(1, math.ceil(len(epsilons) / len(_PATH_ROLES)))
-    return list(zip([first[e] for e in epsilons[::step]], _PATH_ROLES, strict=False))
-
-
-def _surface(study: LogitStudy) -> Figure:
-    heights = np.asarray(study.surface)
-    top, bottom = heights.max(), heights.min()
-    # Levels are dense near the maximum, where the paths end.
-    drops = (top - bottom) * (np.arange(_CONTOURS, 0, -1) / (_CONTOURS + 1)) ** 3
-    paths = [Series.of(f"epsilon {run.epsilon:g}", run.points, r) for run, r in _shown(study)]
-    return Figure(
-        name="likelihood-surface",
-        title="Paths up the log-likelihood",
-        caption=(
-            "Contour lines of the mean log-likelihood. DP-SGD climbs by noisy steps. With less "
-            "noise it ends closer to the maximum, which Newton's method finds without privacy."
-        ),
-        x_label=f"log-odds at {study.attribute} {study.middle:g}",
-        y_label=f"slope of {study.attribute}",
-        series=(*paths, Series.of("without privacy (Newton)", study.ordinary, Role.BASELINE)),
-        surface=Surface(
-            name="mean log-likelihood",
-            x=study.log_odds,
-            y=study.slopes,
-            z=study.surface,
-            levels=tuple((top - drops).tolist()),
-        ),
-    )
-
-
-def _curve(study: LogitStudy) -> Figure:
-    values = tuple(value for value, _, _ in study.levels)
-    shares = tuple(share for _, share, _ in study.levels)
-    x = np.linspace(min(values), max(values), 60)
-
-    def fitted(name: str, point: tuple[float, float], role: Role) -> Series:
-        p = expit(point[0] + point[1] * (x - study.middle))
-        return Series(name=name, x=tuple(x), y=tuple(p), role=role)
-
-    return Figure(
-        name=f"{study.target}-by-{study.attribute}",
-        title=f"P({study.target}) by {study.attribute}",
-        caption="Points are shares in the data. Curves follow from the released parameters.",
-        x_label=study.attribute,
-        y_label=f"P({study.target})",
-        y_percent=True,
-        series=(
-            Series(name="share in the data", x=values, y=shares, role=Role.BASELINE, is_line=False),
-            *(fitted(f"epsilon {run.epsilon:g}", run.points[-1], r) for run, r in _shown(study)),
-            fitted("without privacy", study.ordinary[-1], Role.BASELINE),
-        ),
-    )
-
-
-def _losses(study: LogitStudy) -> Figure:
-    epsilons = sorted({run.epsilon for run in study.private})
-    groups = [[run.loss for run in study.private if run.epsilon == e] for e in epsilons]
-    private = Series(
-        name=f"private, delta {study.delta:g}",
-        x=tuple(epsilons),
-        y=tuple(statistics.fmean(group) for group in groups),
-        low=tuple(min(group) for group in groups),
-        high=tuple(max(group) for group in groups),
-    )
-    ends = epsilons[0], epsilons[-1]
-    return Figure(
-        name="loss-by-epsilon",
-        title="What privacy costs in loss",
-        caption=(
-            f"Mean of {len(groups[0])} runs at each budget; bands reach from the smallest loss "
-            "to the largest."
-        ),
-        x_label="epsilon",
-        y_label="mean loss",
-        x_log=True,
-        series=(private, _flat("without privacy", study.loss, ends, Role.BASELINE)),
-    )
-
-
-def _logit_page(study: LogitStudy, figures: tuple[Figure, ...]) -> Page:
-    best = max(study.private, key=lambda run: run.epsilon)
-    log_odds, slope = study.ordinary[-1]
-    return Page(
-        title=f"P({study.target}) by {study.attribute}, with and without privacy",
-        lead=(
-            f"A logit model of {study.n_records:,} records, trained by DP-SGD at several budgets. "
-            "The surface and the shares are computed from all records without noise, because the "
-            "data are public."
-        ),
-        numbers=(
-            Number("slope", f"{slope:.4f}", f"without privacy; log-odds {log_odds:.3f}"),
-            Number("private slope", f"{best.points[-1][1]:.4f}", f"at epsilon {best.epsilon:g}"),
-            Number("loss", f"{study.loss:.5f}", "without privacy"),
-            Number("private loss", f"{best.loss:.5f}", f"at epsilon {best.epsilon:g}"),
-        ),
-        figures=figures,
-        footer="Written by tacit. The numbers are in study.json and figures/.",
-    )

@@ -10,7 +10,7 @@ exchanged alone. Whoever rewrites all of them consistently is found out only by 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -20,6 +20,7 @@ from tacit.errors import TacitError
 from tacit.events import Relation, Sequence
 from tacit.experiments import (
     AUDIT,
+    FACTS,
     RECIPE,
     Facts,
     Recipe,
@@ -34,6 +35,8 @@ from tacit.report.certificate import Problem, is_close, make_certificate, price,
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
 _PRICES = ("claim.epsilon", "prices.", "context.ledger.epsilon.", "facts.ledger_state.epsilon.")
 """Values that accountants compute; they may differ in the last digits between machines."""
+_ADDED = ("context", "issuer", "claim.groups", "utility.intervals")
+"""Fields that were added while tacit was 0.1.0: a certificate of that version may lack them."""
 _OPTIONAL = {  # field of the certificate's context: field of the facts, if they have it
     "data_commitment": "data_fingerprint",
     "isolation": "isolation",
@@ -142,8 +145,11 @@ def verify_run(folder: str | Path) -> list[Problem]:
     if stored["version"] == 1 and facts.version > 1:
         return [Problem("version", "is 1, but the run is newer")]
     issuer = _issuer(stored) if (run / SIGNATURE).is_file() else None
+    is_early = facts.versions.get("tacit") == "0.1.0"
     try:
-        return list(_differences(stored, certificate_of(facts, run, issuer=issuer)))
+        derived = certificate_of(facts, run, issuer=issuer)
+        derived |= {"version": stored["version"], "seal": stored["seal"]}  # checked above
+        return list(_differences(stored, derived, may_lack=_ADDED if is_early else ()))
     except _MALFORMED:
         return [Problem("facts.json", "is not what a run writes")]
 
@@ -160,7 +166,7 @@ def check_run(run: RunFolder) -> list[Problem]:
     if facts.ledger_head or facts.version > 1:
         try:
             with run.reopen_ledger(facts, read_only=True) as ledger:
-                problems += _ledger_problems(ledger, facts)
+                problems += _ledger_problems(ledger, facts, seal_of(read_json(run / FACTS)))
         except (TacitError, OSError) as wrong:
             problems.append(Problem(facts.ledger_file, _shown(wrong)))
         except _MALFORMED:
@@ -286,7 +292,9 @@ def _recipe_in(model: Path) -> str | None:
     return json.loads(header["__metadata__"]["tacit"])["recipe"]
 
 
-def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
+def _ledger_problems(
+    ledger: Ledger, facts: Facts, expected: Mapping[str, Any]
+) -> Iterator[Problem]:  # Any: JSON values
     name = Path(facts.ledger_file).name
     ledger.verify(head=facts.ledger_head, ask_witness=False)  # its address is a stranger's
     if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
@@ -294,7 +302,7 @@ def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
     sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]
     if facts.version == 1 and not sealed:
         return
-    if sealed != [seal_of(facts)]:
+    if sealed != [expected]:
         yield Problem(name, "its row for this run does not hold the hashes of these files")
         return
     own = set(facts.ledger_state["entries_of_run"])
@@ -326,22 +334,23 @@ def _is_covered(paid: list[Entry], facts: Facts) -> bool:
     return True
 
 
-def _differences(stored: Any, derived: Any, path: str = "") -> Iterator[Problem]:  # Any: JSON
+def _differences(
+    old: Any, derived: Any, path: str = "", *, may_lack: Container[str] = ()
+) -> Iterator[Problem]:  # Any: JSON
     """Yield a problem for each value that differs; computed prices may differ by rounding."""
-    old = json.loads(json.dumps(stored)) if not path else stored
     at = path or "certificate"
     if isinstance(old, Mapping) and isinstance(derived, Mapping):
-        is_first = not path and old.get("version") == 1  # lacks what version 2 added
-        skipped = {"seal"} | ({"version", "context", "issuer"} if is_first else set())
-        for name in sorted((set(old) | set(derived)) - (skipped if not path else set())):
+        for name in sorted(set(old) | set(derived)):
             where = f"{path}.{name}" if path else name
-            if name not in old or name not in derived:
-                yield Problem(where, "is missing" if name in derived else "is not part of the run")
-            else:
-                yield from _differences(old[name], derived[name], where)
+            if name in old and name in derived:
+                yield from _differences(old[name], derived[name], where, may_lack=may_lack)
+            elif name not in derived:
+                yield Problem(where, "is not part of the run")
+            elif where not in may_lack:
+                yield Problem(where, "is missing")
     elif isinstance(old, list) and isinstance(derived, list | tuple) and len(old) == len(derived):
         for index, (one, other) in enumerate(zip(old, derived, strict=True)):
-            yield from _differences(one, other, f"{at}.{index}")
+            yield from _differences(one, other, f"{at}.{index}", may_lack=may_lack)
     elif path.startswith(_PRICES) and _is_number(old) and _is_number(derived):
         if not is_close(float(old), float(derived)):
             yield Problem(at, "is another number when it is derived again")

@@ -7,9 +7,9 @@ from itertools import cycle
 from pathlib import Path
 
 from tacit.experiments import ErrorCurve, Point, RunFolder, Study
-from tacit.report.figures import Figure, Role, Series
+from tacit.report.figures import Figure, Role, Series, repeats_in_words
 from tacit.report.page import Number, Page, Section
-from tacit.report.reports import STUDY, write_report
+from tacit.report.reports import DEVIATION, STUDY, write_report
 
 _WIDE = 100.0  # ratio of errors from which the axis is logarithmic
 _ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.PUBLISHED)
@@ -41,11 +41,11 @@ def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) 
         return Figure(
             name=f"{metric}-by-{setting}",
             title=title,
-            caption=_repeated(repeats, "run"),
+            caption=_repeated(curve.errors, "run", (line := _series(curve, Role.PRIVATE),)),
             x_label=setting,
             y_label=metric,
             y_percent=metric == "accuracy",
-            series=(_series(curve, Role.PRIVATE),),
+            series=(line,),
         )
 
     accuracy = figure("accuracy", "Accuracy of the student")
@@ -74,11 +74,11 @@ def study_figure(study: Study) -> Figure:
         Series(name=name, x=ends, y=(error, error), role=Role.BASELINE)
         for name, error in study.without_privacy.items()
     ]
-    repeats, means = len(study.curves[0].errors[0]), [y for s in series for y in s.y]
+    means = [y for s in series for y in s.y]
     return Figure(
         name=f"{study.name}-by-{study.x_label.replace(' ', '-')}",
         title=study.title,
-        caption=_repeated(repeats, "fit"),
+        caption=_repeated([e for c in study.curves for e in c.errors], "fit", series),
         x_label=study.x_label,
         y_label=study.y_label,
         x_log=study.x_label == "epsilon" and len(study.curves[0].x) > 1,
@@ -87,10 +87,8 @@ def study_figure(study: Study) -> Figure:
     )
 
 
-def _repeated(repeats: int, what: str) -> str:
-    if repeats == 1:
-        return f"One {what} at each point."
-    return f"Mean of {repeats} {what}s; bands are one standard deviation."
+def _repeated(groups: Sequence[Sequence[float]], what: str, series: Sequence[Series]) -> str:
+    return repeats_in_words(map(len, groups), what, series, bands=DEVIATION)
 
 
 def _series(curve: ErrorCurve, role: Role) -> Series:

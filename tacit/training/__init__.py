@@ -17,14 +17,24 @@ if TYPE_CHECKING:
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
     from tacit.training.banded_noise import Banded, choose_bands, price_bands
+    from tacit.training.callbacks import (
+        Callback,
+        MLflow,
+        ReleasedStep,
+        RichProgress,
+        TensorBoard,
+        WandB,
+    )
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
+    from tacit.training.epochs import Epoch
     from tacit.training.key import Key
     from tacit.training.make import Speed, make_private
     from tacit.training.mixing import fix
     from tacit.training.noise import NoisyMean
+    from tacit.training.noisy_loss import NoisyLoss
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
     from tacit.training.users import Users, advise_sampling
@@ -34,20 +44,28 @@ _HOMES = {
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
     "Banded": "banded_noise",
+    "Callback": "callbacks",
     "ClippedSum": "clip",
     "EMA": "ema",
+    "Epoch": "epochs",
     "Exponential": "plan",
     "Flat": "clip",
     "Key": "key",
     "Linear": "plan",
+    "MLflow": "callbacks",
+    "NoisyLoss": "noisy_loss",
     "NoisyMean": "noise",
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
     "Ranks": "distributed",
+    "ReleasedStep": "callbacks",
+    "RichProgress": "callbacks",
     "Speed": "make",
     "Stairs": "plan",
+    "TensorBoard": "callbacks",
     "Users": "users",
+    "WandB": "callbacks",
     "advise_sampling": "users",
     "choose_bands": "banded_noise",
     "clipped_sum": "engines",
@@ -63,19 +81,27 @@ __all__ = [
     "AdaptiveClip",
     "Automatic",
     "Banded",
+    "Callback",
     "ClippedSum",
+    "Epoch",
     "Exponential",
     "Flat",
     "Key",
     "Linear",
+    "MLflow",
+    "NoisyLoss",
     "NoisyMean",
     "PerGroup",
     "PerLayer",
     "Private",
     "Ranks",
+    "ReleasedStep",
+    "RichProgress",
     "Speed",
     "Stairs",
+    "TensorBoard",
     "Users",
+    "WandB",
     "advise_sampling",
     "choose_bands",
     "clipped_sum",

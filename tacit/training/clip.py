@@ -245,10 +245,13 @@ class ClippedSum:
     within
         Number of examples whose norm is at most the clip norm, for each group, shape (groups,).
         One example changes each count by at most 1. Adaptive clipping releases them with noise.
+    loss
+        Sum of the examples' losses in whole units, if the run releases it (`noisy_loss`); else 0.
     """
 
     sums: dict[str, Tensor]
     within: Tensor
+    loss: int = 0
 
     @classmethod
     def zeros(
@@ -263,13 +266,17 @@ class ClippedSum:
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
         sums = {name: value + other.sums[name] for name, value in self.sums.items()}
-        return ClippedSum(sums, self.within + other.within)
+        return ClippedSum(sums, self.within + other.within, self.loss + other.loss)
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Add another sum in place, so that adding two sums allocates no third one."""
         call_each("add_", list(self.sums.values()), [other.sums[name] for name in self.sums])
         self.within.add_(other.within)
-        return self
+        return replace(self, loss=self.loss + other.loss) if other.loss else self
+
+    def counts(self) -> tuple[Tensor, ...]:
+        """Return what a step may release beside the gradient: `within`, and `loss` unless 0."""
+        return (self.within, torch.tensor([self.loss])) if self.loss else (self.within,)
 
     def __repr__(self) -> str:
         return f"ClippedSum({len(self.sums)} parameters, private)"

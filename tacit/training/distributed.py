@@ -13,7 +13,7 @@ formed whole on each rank before its shard is kept: optimizer state stays sharde
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -90,12 +90,13 @@ class Ranks:
 
     def pay_and_add(
         self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger
-    ) -> float:
-        """Call `pay` for a step, then replace `total` by its sum over all ranks. Private.
+    ) -> tuple[ClippedSum, float]:
+        """Call `pay` for a step, then add `total` over all ranks, in place. Private.
 
         If a rank cannot pay, every rank raises and nothing is released. For a ledger in a file only
         rank 0 pays; a ledger in memory exists on every rank, and every rank pays into its copy.
-        `drawn` is the number of records of this rank; the number over all ranks is returned.
+        `drawn` is the number of records of this rank; the sum and the number over all ranks are
+        returned.
         """
         failure: Exception | None = None
         if self.rank == 0 or ledger.path is None:
@@ -106,14 +107,14 @@ class Ranks:
         for name, value in total.sums.items():
             # Noise is indexed by memory offset, so every rank needs the same layout.
             total.sums[name] = value.contiguous()
-        counts = torch.tensor([drawn, failure is not None], dtype=torch.float64)
+        counts = torch.tensor([drawn, failure is not None, total.loss], dtype=torch.float64)
         counts = counts.to(total.within.device)
         self.add([*total.sums.values(), total.within, counts])
         if failure is not None:
             raise failure
         if counts[1] > 0:
             raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
-        return float(counts[0])
+        return replace(total, loss=int(counts[2])), float(counts[0])
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks."""

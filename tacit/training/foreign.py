@@ -11,27 +11,30 @@ right for any model, but each example's backward runs over the whole microbatch.
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
-from tacit.training.checkpoint import RunState, State
+from tacit.training.checkpoint import State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.ema import TailMean
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
+from tacit.training.epochs import EpochLoops
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.noisy_loss import with_loss
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
     LossFn,
-    check_losses,
     current_device,
     map_tensors,
     n_rows,
@@ -56,7 +59,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-class ForeignLoops(RunState):
+class ForeignLoops(EpochLoops):
     """The methods of a private run for training loops of other libraries. Base of `Private`.
 
     It keeps track of the loop that is running, the microbatch that the loop holds, and the clipped
@@ -81,6 +84,7 @@ class ForeignLoops(RunState):
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, int] | None = None
+        self._at_end: RemovableHandle | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield microbatches for a loop that calls `backward` on each and then the optimizer.
@@ -90,8 +94,13 @@ class ForeignLoops(RunState):
         one row of zeros with weight 0. A rank with fewer microbatches than other ranks gets such
         rows too, because a wrapped model may wait for all ranks in every forward pass.
         """
+        return self.batches_until(self._plan.steps)
+
+    def batches_until(self, end: int) -> Iterator[Batch]:
+        """Yield the microbatches of `batches` for the steps that remain before step `end`."""
         mine = self._begin_loop()
-        for lot in self._lots.from_step(self.steps_taken, self._plan.steps):
+        self._note_end(end)
+        for lot in self._lots.from_step(self.steps_taken, end):
             self._sum_so_far = None
             microbatches, most = lot.microbatches(), self._lots.most_batches(lot.step)
             microbatch, number = next(microbatches, None), 0
@@ -101,7 +110,7 @@ class ForeignLoops(RunState):
                 is_last = following is None and number >= most
                 self._hand_out(microbatch, is_last=is_last, number=number)
                 try:
-                    yield microbatch.batch
+                    yield self._lots.records.for_loop(microbatch.batch)
                     self._check_loop(mine)
                     self._check_used(lot.step, is_last=is_last)
                 finally:
@@ -112,8 +121,9 @@ class ForeignLoops(RunState):
     def backward(self, losses: Tensor) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
 
-        `losses` holds one loss per example of the microbatch that was yielded last. Afterwards
-        `p.grad` is the noisy gradient, or None while microbatches of the lot are still to come.
+        `losses` holds one loss per row of the microbatch that was yielded last: per example, or per
+        record of each user. Afterwards `p.grad` is the noisy gradient, or None while microbatches
+        of the lot are still to come.
         """
         with self._one_step:
             if (handed := self._handed_out) is None:
@@ -121,10 +131,11 @@ class ForeignLoops(RunState):
             self._take_back()
             so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
             check_layers(self._norms)
-            check_losses(losses, n_rows(handed.microbatch.batch))
+            losses = self._lots.records.losses_of_examples(losses, handed.microbatch.batch)
             require_gradient(losses)
             with current_device(losses.device):
                 total = self._guard(handed.forward.clipped_sum, losses)  # private
+                total = with_loss(total, self._plan.noisy_loss, losses, handed.forward.mask)
                 drawn = handed.microbatch.size  # private
                 if so_far is not None:
                     total, drawn = so_far[0] + total, so_far[1] + drawn
@@ -134,6 +145,7 @@ class ForeignLoops(RunState):
                     if self.steps_taken >= self._isolation.next_check:
                         self._check_isolation()
                     self._pay_and_release(total, drawn, handed.forward.clip)
+                    self._end_with_the_optimizer()
                 else:
                     self._sum_so_far = total, drawn
 
@@ -187,6 +199,23 @@ class ForeignLoops(RunState):
         if loop == self._loop:  # an older loop holds nothing
             self._take_back()
             self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
+            if self._at_end is not None:
+                self._at_end.remove()
+
+    def _end_with_the_optimizer(self) -> None:
+        """After the last release, end the run when the optimizer has taken its step.
+
+        A loop of another library may stop then, and keep its iterator of batches.
+        """
+        if self._mean is None or self.steps_taken < self._plan.steps:
+            return
+        end = WeakMethod(self._end_run)  # the optimizer must not keep the run alive
+
+        def after_step(*_: object) -> None:
+            if (end_run := end()) is not None:
+                end_run()
+
+        self._at_end = self._optimizer.register_step_post_hook(after_step)
 
     def _take_back(self) -> None:
         """Stop intercepting the operations of the user's loop, until the next microbatch."""
@@ -205,11 +234,6 @@ class ForeignLoops(RunState):
             raise RuntimeError(
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
-            )
-        if self._lots.records.of_users:
-            raise RuntimeError(
-                "users= covers private.step(batch) alone: a user's gradients are combined before "
-                "they are clipped. Use private.step, or Users(ids=..., sampled='records')."
             )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
@@ -264,7 +288,7 @@ class ForeignForward:
         self._device = next(iter(parameters.values())).device
         everything = torch.ones(n_rows(microbatch.batch), dtype=torch.bool)
         mask = everything if microbatch.weights is None else microbatch.weights > 0
-        self._mask = mask.to(self._device)
+        self.mask = mask.to(self._device)
         self._intercept: Intercept | None = None
         self._stack = ExitStack()
         with ExitStack() as stack:  # leaves what was entered, should anything below fail
@@ -278,7 +302,7 @@ class ForeignForward:
 
     def _follow(self, stack: ExitStack, loss_fn: LossFn, batch: Batch) -> None:
         batch = map_tensors(lambda tensor: tensor.to(self._device), batch)
-        examples = Examples(self._model, loss_fn, batch, self._mask)
+        examples = Examples(self._model, loss_fn, batch, self.mask)
         try:
             trace = trace_for(examples)
         except Unsupported:
@@ -297,7 +321,7 @@ class ForeignForward:
         # A loop may call backward inside its autocast, where norms and factors would be bf16.
         with whole, as_written(), torch.autocast(self._device.type, enabled=False):
             if self._intercept is None:
-                return clipped_sum_of(losses, self._parameters, self.clip, self._mask)
+                return clipped_sum_of(losses, self._parameters, self.clip, self.mask)
             tape = self._intercept.tape
             with tape.emptied():
                 try:
@@ -309,7 +333,7 @@ class ForeignForward:
                         f"{error.reason}. Give no loss_fn to make_private."
                     ) from None
                 with torch.no_grad():
-                    return tape.clipped_sum(self._mask, "look")
+                    return tape.clipped_sum(self.mask, "look")
 
 
 class _HandedOut(NamedTuple):

@@ -91,14 +91,17 @@ class Lot:
         return self._whole
 
     def __iter__(self) -> Iterator[Any]:  # Any: fields of the user's batch
-        return iter(self.whole().batch)
+        return iter(self._for_loop())
 
     def __getitem__(self, name: Any) -> Any:  # Any: as the user's batch is indexed
-        return self.whole().batch[name]
+        return self._for_loop()[name]
 
     def keys(self) -> Any:  # Any: the view that the user's mapping gives
         """Return the names of the fields if records are mappings, as `model(**lot)` needs."""
-        return self.whole().batch.keys()
+        return self._for_loop().keys()
+
+    def _for_loop(self) -> Any:  # Any: the user's batch
+        return self.source.records.for_loop(self.whole().batch)
 
     def _make_whole(self) -> Microbatch:
         if not len(self._indices):
@@ -185,12 +188,8 @@ class Lots:
         """Return the most microbatches that any rank has in `step`, at least one. Private."""
         if self._ranks == 1:
             return 1
-        least, rest = divmod(len(self._draw(step)), self._ranks)
-        shares = (least, least + 1) if rest else (least,)
-        return max(1, *(self._microbatches(share) for share in shares))
-
-    def _microbatches(self, n: int) -> int:
-        return -(-n // self.limit) if self.padding is None else len(self.padding.cover(n))
+        drawn = self._draw(step)
+        return max(1, *(len(self.cut(drawn[r :: self._ranks])) for r in range(self._ranks)))
 
     def nothing(self) -> Microbatch:
         """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
@@ -210,7 +209,7 @@ class Lots:
         if not n:
             return []
         if padding is None:
-            return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
+            return [_Cut(p, len(p)) for p in np.array_split(indices, -(-n // self.limit))]
         sizes = padding.cover(n)
         if len(sizes) == 1:
             return [_Cut(indices, sizes[0])]

@@ -1,10 +1,9 @@
 """`make_private`: check the arguments and plan a run, which has spent nothing yet."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,16 +20,20 @@ from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
+from tacit.training.callbacks import Callback
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.ema import TailMean
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
+from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation
 from tacit.training.key import Key
 from tacit.training.lots import Lots
+from tacit.training.memory_limit import gpu_bytes, measured_limit, starting_limit, usual_lot
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
+from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
@@ -42,8 +45,6 @@ from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
-_CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
-_COPIES = 4  # activations, their gradients, and what the norms need, with room to spare
 # Runs that may not be over: the ids of their parameters, and their optimizer.
 _RUNS: WeakKeyDictionary[Private, tuple[set[int], torch.optim.Optimizer]] = WeakKeyDictionary()
 
@@ -114,6 +115,8 @@ def make_private(
     users: Any = None,  # Any: `Users`, a sequence of ids of any library, or the name of a column
     sampler: Sampler | None = None,
     noise: Banded | None = None,
+    noisy_loss: NoisyLoss | None = None,
+    callbacks: Sequence[Callback] = (),
     ledger: Ledger | None = None,
     also: Event | Sequence[Event] = (),
     seed: int | None = None,
@@ -176,6 +179,13 @@ def make_private(
     noise
         None for independent noise; `Banded()` for noise that partly cancels over time, which pays
         with few epochs and many steps. See docs/correlated-noise.md.
+    noisy_loss
+        `NoisyLoss(upper=...)`: release the mean training loss of each step too, with noise. It is
+        paid by more noise on the gradient, so no price changes. See docs/callbacks.md.
+    callbacks
+        Functions that are called after each step with a `ReleasedStep`, the record of what the run
+        has released so far; on rank 0 alone. `TensorBoard`, `MLflow`, `WandB` and `RichProgress` of
+        `tacit.training` are such functions.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.
     also
@@ -244,7 +254,8 @@ def make_private(
     views = whole(augmentations=augmentations, least=1)
     loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
-    traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
+    of_lot = {"views": views, "augment": augment, "noisy_loss": noisy_loss}
+    traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
         clip,
@@ -263,6 +274,7 @@ def make_private(
         relation=ledger.relation,
         noise=_limited(noise, parameters),
         records_per_user=unit.records_per_user,
+        noisy_loss=noisy_loss,
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
@@ -274,8 +286,8 @@ def make_private(
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
-    how |= {"views": views, "augment": augment, "product_error": rounding.product_error}
-    lot_sum = traced or LotSum(model, loss_fn, clip, **how)
+    how |= {"product_error": rounding.product_error}
+    lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
@@ -298,6 +310,7 @@ def make_private(
         arithmetic=rounding,
         is_reproducible=seed is not None,
         mean=_mean(model, plan, noise),
+        reports=StepReports(plan, callbacks, delta=delta) if noisy_loss or callbacks else None,
     )
     _claim(run, parameters, optimizer)
     return run
@@ -469,9 +482,8 @@ def _traced_sum(
     model: nn.Module,
     loss_fn: LossFn | None,
     records: Records,
-    views: int,
-    augment: Callable[[Batch], Batch] | None,
     speed: Speed,
+    of_lot: dict[str, Any],  # Any: options of both kinds of sums
 ) -> TracedLotSum | None:
     """Return the sum by a traced program if isolation is "strict", else None.
 
@@ -487,8 +499,7 @@ def _traced_sum(
         raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
     state = ProgramState(model, loss_fn)
     try:
-        options = {"views": views, "augment": augment, "processes": speed.num_workers}
-        return TracedLotSum(model, loss_fn, records, **options)
+        return TracedLotSum(model, loss_fn, records, processes=speed.num_workers, **of_lot)
     finally:
         state.restore()
 
@@ -534,6 +545,8 @@ def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -
         return "adapt several clip norms, whose ratios are in the graph"
     if any(isinstance(p, DTensor) for p in parameters.values()):
         return "take sharded parameters: their storage moves"
+    if plan.noisy_loss is not None:
+        return "release noisy_loss: compiled graphs return gradients alone"
     return ""
 
 
@@ -589,39 +602,12 @@ def _check_first(
 ) -> None:
     """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
     device, expected = lots.records.device, plan.expected_batch / ranks.size
-    before = _gpu_bytes(device).used
+    before = gpu_bytes(device).used
     isolation.check_first(rows, key, expected=expected)
     if speed.max_microbatch is None and device.type == "cuda":
         most = _largest_lot(speed, expected)
-        limit = ranks.least(_measured_limit(rows, before, device, largest_lot=most))
+        limit = ranks.least(measured_limit(rows, before, device, largest_lot=most))
         lots.use_limit(limit, _padding(speed, plan, ranks, limit))
-
-
-class _GPUBytes(NamedTuple):
-    """Bytes of a GPU: in use by tensors, kept by torch, and free."""
-
-    used: int
-    kept: int
-    free: int
-
-
-def _gpu_bytes(device: torch.device) -> _GPUBytes:
-    if device.type != "cuda":
-        return _GPUBytes(0, 0, 0)
-    cuda = torch.cuda
-    used, kept = cuda.memory_allocated(device), cuda.memory_reserved(device)
-    return _GPUBytes(used, kept, cuda.mem_get_info(device)[0])
-
-
-def _measured_limit(rows: int, before: int, device: torch.device, *, largest_lot: int) -> int:
-    """Return the rows that fit, from what tests of `rows` rows have needed.
-
-    `before` is what tensors used before the tests, which run uncompiled steps. torch keeps the
-    memory that they freed, so what it keeps bounds what they needed. A fifth stays free.
-    """
-    now = _gpu_bytes(device)
-    each = max(1, now.kept - before) / rows
-    return max(1, min(largest_lot, int(0.8 * (now.free + now.kept - now.used) / each)))
 
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
@@ -635,32 +621,6 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     rate = min(1.0, plan.expected_batch / plan.n_records)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
     return choose_padding(expected, deviation, limit=limit)
-
-
-def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
-    """Return the rows that fit in free memory with their activations, at most `largest_lot`."""
-    if device.type == "cuda":
-        budget = torch.cuda.mem_get_info(device)[0] // 2
-    else:
-        budget = min(_CPU_BUDGET, _available_memory() // 4)
-    fits = max(1, budget // (_COPIES * bytes_per_example))
-    return min(fits, largest_lot)
-
-
-def usual_lot(expected: float, *, deviations: float) -> int:
-    """Return a lot size that is rarely exceeded, rounded up to a multiple of 8.
-
-    It is `deviations` standard deviations of a Poisson draw above `expected`. It only sets memory
-    and padding: a larger lot comes in several microbatches.
-    """
-    return 8 * math.ceil((expected + deviations * math.sqrt(expected)) / 8)
-
-
-def _available_memory() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system reports it
-        return 4 * _CPU_BUDGET
 
 
 def _lots(

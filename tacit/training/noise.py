@@ -3,7 +3,7 @@
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -138,14 +138,23 @@ class NoisyMean:
                 parameter.grad = mean.to(parameter.dtype)
 
     def release_counts(
-        self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
+        self,
+        counts: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+        sensitivity: float,
+        purpose: Literal["counts", "loss"] = "counts",
     ) -> list[float]:
-        """Return `counts` with noise; one example changes them by at most `sensitivity` in L2."""
+        """Return `counts` with noise; one example changes them by at most `sensitivity` in L2.
+
+        Releases of one step that differ in `purpose` have independent noise.
+        """
         self._check_process()
         exact = np.asarray(counts, np.float64)
         (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
         noisy = np.empty_like(exact)
-        source = self._source("counts", step)
+        source = self._source(purpose, step)
         add_noise([SumOnGrid(exact, grid, noisy)], 1.0, source=source)
         return noisy.tolist()
 

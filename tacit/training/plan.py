@@ -28,6 +28,7 @@ from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.banded_noise import Banded, refuse_changes
 from tacit.training.clip import Clip, scaled
 from tacit.training.key import Key
+from tacit.training.noisy_loss import NoisyLoss, correlation_of
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
@@ -113,6 +114,9 @@ class TrainingPlan:
         Correlated noise is started anew after every so many steps.
     records_per_user
         Most examples of one unit of privacy, each of which is clipped by itself (`users`).
+    noisy_loss
+        How the training loss is released with each step, if it is. It changes no event: gradient
+        and loss together are one Gaussian release (`noisy_loss`).
     """
 
     sampler: Sampler
@@ -127,6 +131,7 @@ class TrainingPlan:
     column: tuple[float, ...] = (1.0,)
     restart: int | None = None
     records_per_user: int = 1
+    noisy_loss: NoisyLoss | None = None
 
     @cached_property
     def event(self) -> Event:
@@ -199,6 +204,24 @@ class TrainingPlan:
             return lambda step: draw(step // sampler.steps)[step % sampler.steps]
         return draw
 
+    @cached_property
+    def gradient_factor(self) -> float:
+        """Factor on the noise of the gradient, above 1 if the loss is released with it."""
+        return 1.0 if self.noisy_loss is None else self.noisy_loss.gradient_factor
+
+    @cached_property
+    def loss_correlation(self) -> float:
+        """Factor on the noise of the loss if that of gradients is correlated over time."""
+        independent = replace(self, column=(1.0,))
+        return correlation_of(self.training_event, independent.training_event)
+
+    @property
+    def steps_per_epoch(self) -> Fraction:
+        """Number of steps of one expected pass over the records, exactly."""
+        if isinstance(self.sampler, EpochSampler | sampling.FixedOrder):
+            return Fraction(self.sampler.steps)
+        return self.n_records / Fraction(self.expected_batch)
+
     def noise_at(self, step: int) -> float:
         """Return the noise multiplier of `step`, or of the last step if the run has finished."""
         return self.noise_multipliers[min(step, self.steps - 1)]
@@ -223,6 +246,8 @@ class TrainingPlan:
             "adaptive": repr(self.adaptive),
             "restart": self.restart,
             **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
+            # Always there: without it, another factor would fall on the same noise.
+            "noisy_loss": None if self.noisy_loss is None else repr(self.noisy_loss),
         }
 
 
@@ -244,6 +269,7 @@ def make_plan(
     relation: Relation,
     noise: Banded | None = None,
     records_per_user: int = 1,
+    noisy_loss: NoisyLoss | None = None,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -280,6 +306,7 @@ def make_plan(
         column=column,
         restart=None if noise is None or len(column) == 1 else noise.restart,
         records_per_user=records_per_user,
+        noisy_loss=_checked_loss(noisy_loss),
     )
     multipliers = choose_noise(
         plan,
@@ -290,6 +317,15 @@ def make_plan(
         relation=relation,
     )
     return replace(plan, noise_multipliers=multipliers)
+
+
+def _checked_loss(loss: object) -> NoisyLoss | None:
+    if loss is None or isinstance(loss, NoisyLoss):
+        return loss
+    raise TypeError(
+        "noisy_loss must be tacit.training.NoisyLoss(upper=...) or None, got "
+        f"{type(loss).__name__}."
+    )
 
 
 def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_records: int) -> int:

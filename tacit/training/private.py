@@ -6,12 +6,11 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from tacit import accounting
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint
@@ -23,6 +22,7 @@ from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
+    from tacit.training.epochs import StepReports
     from tacit.training.foreign import Arithmetic, Isolation, TailMean
 
 
@@ -61,11 +61,13 @@ class Private(ForeignLoops):
         is_reproducible: bool,
         arithmetic: "Arithmetic",
         mean: "TailMean | None" = None,
+        reports: "StepReports | None" = None,
     ) -> None:
         super().__init__(model, isolation, arithmetic, mean)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
+        self._reports, self._priced = reports, {}
         self._model = model
         self._optimizer = optimizer
         self._loss_fn = loss_fn
@@ -85,8 +87,13 @@ class Private(ForeignLoops):
 
     def __iter__(self) -> Iterator[Lot]:
         """Yield the lots of the steps that remain, starting after the last step taken."""
+        return self.lots_until(self.steps)
+
+    def lots_until(self, end: int) -> Iterator[Lot]:
+        """Yield the lots of the steps that remain before step `end`."""
         mine = self._begin_loop()
-        for lot in self._lots.from_step(self.steps_taken, self.steps):
+        self._note_end(end)
+        for lot in self._lots.from_step(self.steps_taken, end):
             lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
             self._sum_so_far = None
             try:
@@ -136,9 +143,10 @@ class Private(ForeignLoops):
         if self._ranks.size == 1:
             self._pay()
         else:  # `total` and `drawn` become those of all ranks, still private
-            drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
+            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
+        scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
@@ -148,7 +156,7 @@ class Private(ForeignLoops):
             # Counted first: this noise is not drawn again if the rest fails, nor by a checkpoint
             # that a signal handler makes from here on. One made earlier has the step's tag.
             self.steps_taken += 1
-            self._compare_with_first_time(step, [*sums, total.within])
+            self._compare_with_first_time(step, [*sums, *total.counts()])
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
                     sums, scales, step=step, noise_multiplier=multiplier
@@ -160,8 +168,12 @@ class Private(ForeignLoops):
                 if is_own_loop:
                     self._optimizer.step()
             self._adapt(total, drawn, step)
+            if self._reports is not None:
+                self._reports.release_loss(total.loss, noise=self._noise, step=step)
             if is_own_loop:
                 self._end_run()
+        if self._reports is not None:
+            self._report(step)
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
         """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""
@@ -211,31 +223,6 @@ class Private(ForeignLoops):
     def microbatch(self) -> int:
         """Largest number of rows on the device at once; it is lowered when memory runs out."""
         return self._lots.limit
-
-    @property
-    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
-        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out."""
-        bands = len(self._plan.column)
-        return {
-            **({"bands": bands} if bands > 1 else {}),
-            "step": self.steps_taken,
-            "steps": self.steps,
-            "clip_norms": list(self._clip().clip_norms),
-            "noise_multiplier": self.noise_multiplier,
-            "expected_batch": self._plan.expected_batch,
-            "n_records": self._plan.n_records,
-            "is_reproducible": self.is_reproducible,
-        }
-
-    def epsilon(self, *, delta: float) -> float:
-        """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
-
-        Stopping early because of the results does not make the run cheaper. It is infinite if
-        examples were seen to influence each other: the releases of such a run have no guarantee.
-        """
-        if self._isolation.is_void:
-            return float("inf")
-        return accounting.epsilon(self.event, delta=delta, relation=self.ledger.relation)
 
     def __len__(self) -> int:
         """Return the planned number of steps, including those before a restart.

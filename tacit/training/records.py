@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from tacit.training.fingerprint import data_digest
-from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
+from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
@@ -154,6 +154,18 @@ class Records:
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Return parts of a lot's indices that are best summed apart; here the lot itself."""
         return [indices]
+
+    def for_loop(self, batch: Batch) -> Batch:
+        """Return a fetched batch as loops of other libraries see it, who give a loss for each row.
+
+        Here it is the batch itself. Rows of users are their records (`users`).
+        """
+        return batch
+
+    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
+        """Return one loss for each example of `batch`, from the losses of `for_loop(batch)`."""
+        check_losses(losses, n_rows(batch))
+        return losses
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""

@@ -112,7 +112,8 @@ class Unit(NamedTuple):
             return records  # a user is a record: nothing to choose and nothing to combine
         if self.users.sampled == "records":
             return KeptRecords(records, found, most)
-        return UserRecords(records, found, most, has_one_shape=has_one_shape)
+        combine = self.users.combine
+        return UserRecords(records, found, most, combine=combine, has_one_shape=has_one_shape)
 
     def program(
         self, records: Records, loss_fn: LossFn | None, augment: Any, views: int
@@ -121,13 +122,8 @@ class Unit(NamedTuple):
         if not records.of_users:
             return loss_fn, augment
         assert self.users is not None
-        if loss_fn is None:
-            raise ValueError(
-                "users needs loss_fn with user sampling: the gradients of a user's records are "
-                "combined before they are clipped. Give loss_fn, or Users(sampled='records')."
-            )
         by_user = loss_fn
-        if self.users.combine != "program":
+        if loss_fn is not None and self.users.combine != "program":
             by_user = partial(losses_by_user, loss_fn, self.users.combine)
         return by_user, augment and partial(augment_by_user, augment, views)
 
@@ -177,14 +173,24 @@ class UserRecords(_OfUsers):
     A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
     (users, slots) of the slots that count. Others repeat records of the same user. With
     `has_one_shape` there are always `most` slots, else as few as the users of a batch need.
+
+    A loop of another library sees the records of all slots as rows of one batch, and gives a loss
+    for each of them, which are combined here. With `combine` "program" it sees the pair.
     """
 
     of_users = True
 
     def __init__(
-        self, inner: Records, users: RecordsOfUsers, most: int, *, has_one_shape: bool = False
+        self,
+        inner: Records,
+        users: RecordsOfUsers,
+        most: int,
+        *,
+        combine: Combine = "mean",
+        has_one_shape: bool = False,
     ) -> None:
         super().__init__(inner, users, most)
+        self._combine = combine
         self._width = most if has_one_shape else None
 
     def __len__(self) -> int:
@@ -214,10 +220,25 @@ class UserRecords(_OfUsers):
                 start = end
         return [*parts, np.sort(indices[order[start:]])]
 
+    def for_loop(self, batch: Batch) -> Batch:
+        """Return the records of all slots as rows, or the batch itself with `combine` "program"."""
+        return batch if self._combine == "program" else _in_rows(batch[0])
+
+    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
+        """Return one loss for each user: the mean or sum over the records that count."""
+        if self._combine == "program":
+            return super().losses_of_examples(losses, batch)
+        return _combined(losses, batch[1], self._combine)
+
     def _batch(self, indices: Indices, seed: int, width: int | None) -> Batch:
         rows, counts = self._users.slots(indices, self._most, width=width, seed=seed)
-        batch = self._inner.fetch_on_host(rows.ravel(), seed)
-        split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)
+        if self.is_stored:
+            batch = self._inner.fetch_on_host(rows.ravel(), seed)
+            split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)
+        else:  # the data set reads each record once, however many slots it fills
+            once, places = np.unique(rows, return_inverse=True)
+            batch = self._inner.fetch_on_host(once, seed)
+            split = _at_places(batch, places.reshape(rows.shape))
         return split, torch.from_numpy(counts)
 
 
@@ -239,9 +260,18 @@ class KeptRecords(_OfUsers):
 def losses_by_user(loss_fn: LossFn, combine: Combine, model: nn.Module, batch: Batch) -> Tensor:
     """Return one loss for each user of a batch: the mean or sum over the user's records."""
     records, counts = batch
-    losses = loss_fn(model, map_rows(lambda tensor: tensor.flatten(0, 1), records))
+    return _combined(loss_fn(model, _in_rows(records)), counts, combine)
+
+
+def _in_rows(records: Batch) -> Batch:
+    """Return records of shape (users, slots, ...) as rows, one for each slot."""
+    return map_rows(lambda tensor: tensor.flatten(0, 1), records)
+
+
+def _combined(losses: Tensor, counts: Tensor, combine: Combine) -> Tensor:
+    """Return the mean or sum of the losses of each user's slots, of those that count."""
     check_losses(losses, counts.numel())
-    counts = counts.to(losses.dtype)
+    counts = counts.to(losses)
     total = (losses.view(counts.shape) * counts).sum(1)
     return total if combine == "sum" else total / counts.sum(1).clamp_min(1)
 
@@ -250,13 +280,18 @@ def in_segments(batch: Batch, segments: Tensor, loss_fn: LossFn) -> tuple[Batch,
     """Return a batch of segments and its loss; rows with the same number are one segment."""
     found = RecordsOfUsers.of(segments, n_rows(batch))
     rows, counts = found.slots(np.arange(len(found)), int(found.counts.max(initial=1)))
-
-    def split(tensor: Tensor) -> Tensor:
-        places = torch.from_numpy(rows.ravel()).to(tensor.device)
-        return tensor.index_select(0, places).unflatten(0, rows.shape)
-
     mask = torch.from_numpy(counts).to(segments.device)
-    return (map_rows(split, batch), mask), partial(losses_by_user, loss_fn, "mean")
+    return (_at_places(batch, rows), mask), partial(losses_by_user, loss_fn, "mean")
+
+
+def _at_places(batch: Batch, rows: Indices) -> Batch:
+    """Return the rows of a batch whose numbers are in `rows`, in the shape of `rows`."""
+    numbers = torch.from_numpy(rows.ravel())
+
+    def taken(tensor: Tensor) -> Tensor:
+        return tensor.index_select(0, numbers.to(tensor.device)).unflatten(0, rows.shape)
+
+    return map_rows(taken, batch)
 
 
 def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch) -> Batch:

@@ -104,6 +104,14 @@ class Candidates:
         """Whether the noise of a run follows from an epsilon."""
         return "epsilon" in self.names and not _has_given_noise(self.estimator)
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the estimator, as it was given, chooses all settings of the space itself."""
+        given = self.estimator.get_params()
+        settings = {name for configuration in self.configurations for name in configuration}
+        values = [given.get(name) for name in settings]
+        return all(isinstance(value, str) and value == "auto" for value in values)
+
     def on(self, n_records: float, delta: float) -> "Candidates":
         """Return the same candidates with other public facts of their training.
 

@@ -92,7 +92,7 @@ class PrivateSearch(BaseEstimator):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(0, 10, (4_000, 2))
     >>> y = X[:, 0] > X[:, 1]
-    >>> model = LogisticRegression(bounds=Bounds(0, 10))
+    >>> model = LogisticRegression(bounds=Bounds(0, 10), method="objective")
     >>> search = PrivateSearch(model, {"method": ["gradient", "objective"]}, epsilon=2.0,
     ...                        random_state=0).fit(X, y)
     >>> search.best_score_ > 0.9, search.plan_.epsilon <= 2.0
@@ -214,6 +214,7 @@ class PrivateSearch(BaseEstimator):
             n_scoring=n_scoring,
             holdout=n_scoring / n_records,
             has_budget=candidates.has_budget,
+            is_automatic=candidates.is_automatic,
         )
 
     def _for_trials(

@@ -84,11 +84,11 @@ def plan_search(
 
     >>> from tacit.tuning.laws import RandomRuns
     >>> def train(epsilon, indices):
-    ...     return (Gaussian(calibrate(Gaussian, epsilon=epsilon, delta=1e-6)),) * len(indices)
+    ...     return (Gaussian(4.2 / epsilon),) * len(indices)
     >>> plan = plan_search(train, 8, runs=RandomRuns(mean=10.0), split=CoinSplit(0.2),
     ...                    epsilon=1.0, delta=1e-6)
     >>> round(plan.run_epsilon, 2), plan.epsilon <= 1
-    (0.67, True)
+    (0.69, True)
     """
     every = range(n_configurations)
     price = partial(price_of, delta=delta, relation=relation)

@@ -26,7 +26,7 @@ def test_one_sampled_release_is_the_mixture(records):
     rate, noise = 0.2, 1.3
     event = ev.PoissonSampled(rate, ev.Gaussian(noise))
     epsilon = group_epsilon(event, records=records, delta=1e-4)
-    t = np.linspace(-12, 12 + records, 2_000_001)
+    t = np.linspace(-12, 12 + records, 200_001)
     counts = np.arange(records + 1)
     with_person = binom.pmf(counts, records, rate) @ norm.pdf(t, counts[:, None], noise)
     without = norm.pdf(t, 0, noise)
@@ -58,6 +58,9 @@ def test_several_releases_on_one_sample_are_one_gaussian():
         ev.TreeAggregation(5.0, 100),
         ev.BandedGaussian(5.0, (0.8, 0.6), 100, 50),
         ev.PoissonSampled(0.05, ev.Laplace(2.0)),
+        ev.ApproximateDP(0.1, 1e-9),
+        ev.RandomizedResponse(0.8, 3),
+        ev.ChosenOf((ev.PureDP(0.1), ev.PureDP(0.2))),
         ev.Sequence((ev.Gaussian(4.0), ev.PoissonSampled(0.1, ev.Gaussian(2.0)))),
     ],
     ids=str,
@@ -70,15 +73,48 @@ def test_exact_prices_grow_with_the_records_and_are_below_the_chain(event):
 
 
 def test_other_events_are_priced_by_a_chain_of_neighbors():
-    event = ev.FixedSizeSampled(10, 1000, ev.Gaussian(2.0))
+    event = ev.RandomAllocation(10, ev.Gaussian(5.0))
     with pytest.raises(UnsupportedEvent, match="groups"):
         for_group(event, 3)
-    relation = ev.Relation.REPLACE_ONE
-    one, three = (group_epsilon(event, records=k, delta=1e-6, relation=relation) for k in (1, 3))
+    one, three = (group_epsilon(event, records=k, delta=1e-6) for k in (1, 3))
     assert three > 3 * one
     step = three / 3
-    delta = accounting.delta(event, epsilon=step, relation=relation)
+    delta = accounting.delta(event, epsilon=step)
     assert delta * math.expm1(three) / math.expm1(step) <= 1e-6
+
+
+def test_some_of_a_group_are_in_a_sample_of_fixed_size():
+    event = ev.FixedSizeSampled(10, 1000, ev.Gaussian(6.0))
+    mixture = for_group(event, 2)
+    assert mixture.weights == pytest.approx((990 * 989 / 999e3, 2 * 10 * 990 / 999e3, 90 / 999e3))
+    assert mixture.noise_multiplier == pytest.approx(3.0)  # a record takes the place of another
+    poisson = ev.PoissonSampled(0.01, ev.Gaussian(3.0))
+    exact = group_epsilon(event, records=2, delta=1e-6)
+    assert exact == pytest.approx(group_epsilon(poisson, records=2, delta=1e-6), rel=0.01)
+    assert exact < _by_chain(event, 2, 1e-6, ev.Relation.ADD_REMOVE)
+
+
+def test_a_group_chooses_among_releases_for_groups():
+    one, three = ev.Gaussian(9.0), ev.Gaussian(3.0)
+    for make in (lambda e: ev.BestOf(e, 3.0), lambda e: ev.OneOf((e, e), (0.5, 0.5))):
+        assert for_group(make(one), 3) == make(three)
+
+
+def test_a_curve_of_divergences_is_tripled_at_half_the_order():
+    curve = ev.RenyiCurve((2.0, 8.0, 16.0), (0.1, 0.4, 0.8))
+    assert for_group(curve, 2) == ev.RenyiCurve((4.0, 8.0), (0.4 * 3, 0.8 * 3))
+    assert for_group(curve, 3).orders == (2.0, 4.0)
+    with pytest.raises(UnsupportedEvent, match="9 records"):
+        for_group(curve, 9)
+
+
+def test_replacing_several_records_of_a_sum_is_priced_exactly():
+    relation = ev.Relation.REPLACE_ONE
+    found = group_epsilon(ev.Gaussian(30.0), records=3, delta=1e-5, relation=relation)
+    assert found == accounting.epsilon(ev.Gaussian(10.0), delta=1e-5, relation=relation)
+    sampled = ev.PoissonSampled(0.1, ev.Gaussian(30.0))  # by a chain
+    step = group_epsilon(sampled, records=3, delta=1e-5, relation=relation) / 3
+    assert accounting.delta(sampled, epsilon=step, relation=relation) < 1e-5
 
 
 def test_what_cannot_be_bounded_is_infinite():

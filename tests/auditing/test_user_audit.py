@@ -9,7 +9,9 @@ import tacit
 from tacit._users import RecordsOfUsers
 from tacit.auditing import TrainingSetup, audit_training, scores_by_user, user_findings
 from tacit.training import Users
-from tacit.training.users import Unit
+from tacit.training import users as users_of_training
+from tacit.training.lots import Lots
+from tacit.training.users import Unit, UserRecords, _OfUsers
 
 IDS = np.random.default_rng(0).integers(0, 40, 120)
 
@@ -37,9 +39,9 @@ def is_flagged(findings):
     return any(finding.p_value < 1e-6 for finding in findings)
 
 
-@pytest.mark.parametrize("sampled", ["users", "records"])
-def test_correct_runs_pass(sampled):
-    assert not is_flagged(user_findings(setup(sampled=sampled)))
+@pytest.mark.parametrize("options", [{}, {"sampled": "records"}, {"combine": "sum"}], ids=str)
+def test_correct_runs_pass(options):
+    assert not is_flagged(user_findings(setup(**options)))
 
 
 def occupy_two_slots(patch):
@@ -75,6 +77,66 @@ def price_fewer_records(patch):
     patch.setattr(Unit, "records_per_user", property(lambda self: 1))
 
 
+def price_one_record_less(patch):
+    correct = Unit.records_per_user
+    patch.setattr(Unit, "records_per_user", property(lambda self: max(1, correct.fget(self) - 1)))
+
+
+def choose_by_the_number_of_users(patch):
+    """Which records of a user are used depends on how many users there are."""
+    correct = RecordsOfUsers.slots
+
+    def slots(self, users, most, *, width=None, seed=0):
+        return correct(self, users, most, width=width, seed=seed + len(self))
+
+    patch.setattr(RecordsOfUsers, "slots", slots)
+
+
+def divide_by_the_widest_user(patch):
+    def combined(losses, counts, combine):
+        return (losses.view(counts.shape) * counts).sum(1) / counts.shape[1]
+
+    patch.setattr(users_of_training, "_combined", combined)
+
+
+def fill_slots_with_others(patch):
+    correct = RecordsOfUsers.slots
+
+    def slots(self, users, most, *, width=None, seed=0):
+        rows, counts = correct(self, users, most, width=width, seed=seed)
+        return np.where(counts, rows, np.roll(rows, 1, axis=0)), np.ones_like(counts)
+
+    patch.setattr(RecordsOfUsers, "slots", slots)
+
+
+def keep_by_the_order_of_all_records(patch):
+    def kept(self, most):
+        found, seen = [], {}
+        for record in np.random.default_rng(0).permutation(len(self.user_of_record)).tolist():
+            user = self.user_of_record[record]
+            seen[user] = seen.get(user, 0) + 1
+            found += [record] if seen[user] <= most else []
+        return np.sort(found)
+
+    patch.setattr(RecordsOfUsers, "kept", kept)
+
+
+def spell_ids_by_place(patch):
+    correct = RecordsOfUsers.of.__func__
+    patch.setattr(
+        RecordsOfUsers,
+        "of",
+        classmethod(
+            lambda cls, ids, n: correct(cls, [f"{o} {i % 2}" for i, o in enumerate(ids)], n)
+        ),
+    )
+
+
+def repeat_a_user_in_another_part(patch):
+    correct = UserRecords.in_parts
+    patch.setattr(UserRecords, "in_parts", lambda self, users: [*correct(self, users), users[:1]])
+
+
 @pytest.mark.parametrize(
     ("fault", "sampled"),
     [
@@ -84,12 +146,75 @@ def price_fewer_records(patch):
         (keep_all_records, "records"),
         (shift_ids, "records"),
         (price_fewer_records, "records"),
+        (choose_by_the_number_of_users, "users"),
+        (divide_by_the_widest_user, "users"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (choose_by_the_number_of_users, "records"),
+                (keep_by_the_order_of_all_records, "records"),
+                (fill_slots_with_others, "users"),
+                (price_one_record_less, "records"),
+                (spell_ids_by_place, "users"),
+                (spell_ids_by_place, "records"),
+                (repeat_a_user_in_another_part, "users"),
+            ]
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_planted_faults_are_flagged(fault, sampled, monkeypatch):
     fault(monkeypatch)
     assert is_flagged(user_findings(setup(sampled=sampled)))
+
+
+def draw_whole_users(lots, step):
+    """Records are billed as drawn independently, but all records of a user are drawn together."""
+    records = lots.records
+    owner = records._users.user_of_record[records._kept]
+    return np.flatnonzero((_random(lots, step, len(records._users)) < 10 / len(records))[owner])
+
+
+def draw_users_by_their_records(lots, step):
+    """A user takes part if one of the records is drawn, more likely than is billed."""
+    owner = lots.records._users.user_of_record
+    return np.unique(owner[_random(lots, step, len(owner)) < 10 / len(lots.records)])
+
+
+def draw_neighbors_together(lots, step):
+    first = np.flatnonzero(_random(lots, step, len(lots.records) // 2) < 10 / len(lots.records))
+    return np.sort(np.concatenate([2 * first, 2 * first + 1]))
+
+
+def draw_some_twice(lots, step):
+    drawn = np.flatnonzero(_random(lots, step, len(lots.records)) < 10 / len(lots.records))
+    return np.concatenate([drawn, drawn[: len(drawn) // 2]]) if step % 2 else drawn
+
+
+def _random(lots, step, n):
+    seed = int.from_bytes(lots.key.bytes("fault", step, 7))
+    return np.random.default_rng(seed).random(n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draw", "sampled"),
+    [
+        (draw_whole_users, "records"),
+        (draw_users_by_their_records, "users"),
+        (draw_neighbors_together, "users"),
+        (draw_some_twice, "users"),
+    ],
+)
+def test_planted_faults_of_draws_are_flagged(draw, sampled, monkeypatch):
+    correct = Lots.indices
+
+    def indices(self, step):  # small sets are for tests of the sensitivity
+        is_large = isinstance(self.records, _OfUsers) and len(self.records) > 30
+        return draw(self, step) if is_large else correct(self, step)
+
+    monkeypatch.setattr(Lots, "indices", indices)
+    assert not audit_training(setup(sampled=sampled), steps=32, rng=0).passes
 
 
 @pytest.mark.slow

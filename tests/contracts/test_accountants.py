@@ -111,16 +111,23 @@ ROUNDING = 1 + 1e-6  # ends of brackets move by this much from one computation t
 def cost(accountant, event, delta=DELTA, relation=Relation.ADD_REMOVE):
     """Epsilon, or None where the accountant has no price."""
     try:
+        if accountant == acc.PLD():
+            return pld_bracket(event, delta, relation).upper
         return accountant.epsilon(event, delta=delta, relation=relation)
     except UnsupportedEvent:
         return None
 
 
 @cache
+def pld_bracket(event, delta, relation):
+    """Both ends from PLD, whose upper end is its price; most tests need one or the other."""
+    return acc.PLD().bracket(event, delta=delta, relation=relation)
+
+
 def lower_end(event, relation):
     """Certified lower end of the pair that PLD uses, or None."""
     try:
-        return acc.PLD().bracket(event, delta=DELTA, relation=relation).lower
+        return pld_bracket(event, DELTA, relation).lower
     except UnsupportedEvent:
         return None
 
@@ -149,8 +156,8 @@ def test_prices_or_says_that_it_cannot(accountant):
 def test_repeating_equals_listing(accountant):
     for event in EVENTS:
         for whole, listed in [
-            (Repeated(event, 3), Sequence((event,) * 3)),
-            (Repeated(event, 6), Repeated(Sequence((event, Repeated(event, 2))), 2)),
+            (Repeated(event, 30), Sequence((event, *(Repeated(event, 2),) * 14, event))),
+            (Repeated(event, 30), Repeated(Sequence((event, Repeated(event, 2))), 10)),
         ]:
             first, second = cost(accountant, whole), cost(accountant, listed)
             assert (first is None) == (second is None), event
@@ -160,7 +167,7 @@ def test_repeating_equals_listing(accountant):
 @every_accountant
 def test_more_releases_cost_no_less(accountant):
     for event in EVENTS:
-        several = [Repeated(event, n) for n in (0, 1, 3, 30, 300)]
+        several = [Repeated(event, n) for n in (0, 1, 3, 30)]
         costs = [cost(accountant, whole) for whole in several]
         assert costs[0] == 0 or costs[0] is None, event
         if accountant != acc.PLD():

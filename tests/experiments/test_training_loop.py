@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.accounting import epsilon
 from tacit.events import Gaussian, Sequence
 from tacit.experiments import Recipe, models
 from tacit.experiments.training_loop import (
@@ -70,9 +69,19 @@ def test_the_noise_keeps_features_and_training_within_the_budget(records):
     assert dearer > noise
     loop = loop_of(paid, records, noise_multiplier=dearer, also=(Gaussian(9.0),))
     assert isinstance(loop.private.event, Sequence)
-    assert loop.event_until(8) == loop.private.event
-    costs = [epsilon(loop.event_until(steps), delta=1e-3) for steps in (1, 8)]
+    costs = [loop.private.epsilon_at(steps, delta=1e-3) for steps in (1, 8)]
     assert costs[0] < costs[1] <= 4.0
+
+
+def test_a_paid_loss_is_noted_and_changes_no_price(records):
+    plain, paid = RECIPE, RECIPE.with_settings({"training.loss_upper": 2.0})
+    loops = [loop_of(recipe, records, noise_multiplier=1.0) for recipe in (plain, paid)]
+    assert loops[0].private.event == loops[1].private.event
+    for loop in loops:
+        list(loop.steps())
+    assert loops[0].latest is None
+    assert loops[1].latest.step == 8
+    assert loops[1].latest.loss == loops[1].private.noisy_losses[-1]
 
 
 def test_two_classes_are_also_measured_by_the_area_under_the_curve(records):

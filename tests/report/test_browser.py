@@ -1,17 +1,11 @@
 """The page in a real browser: figures are drawn, the console is empty, the keyboard is enough."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-from tacit.report import write_page
-
-sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser, find_browser
 
-sys.path.pop(0)
+from tacit.report import write_page
 
 PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(

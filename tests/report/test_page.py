@@ -16,7 +16,9 @@ from tacit.report.page import cautions, promise, strength
 class Balanced(HTMLParser):
     """Fails if a tag is closed out of order."""
 
-    void = frozenset({"meta", "link", "img", "br", "circle", "line", "polyline", "polygon"})
+    void = frozenset(
+        {"meta", "link", "img", "br", "circle", "line", "polyline", "polygon", "input"}
+    )
 
     def __init__(self):
         super().__init__()
@@ -39,7 +41,7 @@ def test_a_run_becomes_a_page_a_certificate_and_csv_files(run):
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     certificate = json.loads((run / "certificate.json").read_text())
     assert verify(certificate, folder=run.path) == []
     assert f"{certificate['claim']['epsilon']:.3f}" in text

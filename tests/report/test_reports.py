@@ -11,7 +11,8 @@ from tacit.auditing import best_tpr
 from tacit.experiments import SWEEP, Ascent, LogitStudy, Sweep
 from tacit.report import write_logit_report, write_page
 from tacit.report.figures import Role
-from tacit.report.reports import attack_figure, logit_figures, page_of, sweep_figures
+from tacit.report.logit_page import logit_figures
+from tacit.report.reports import attack_figure, page_of, sweep_figures
 
 
 def test_a_seed_is_a_warning(run):
@@ -144,7 +145,7 @@ def audited(run):
 
 def test_attacks_are_drawn_like_every_other_figure(audited):
     text = write_page(audited.path).read_text(encoding="utf-8")
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 5
     assert "data:image/png" not in text
     assert "any attack, epsilon 1" in text
     assert (audited / "figures/membership.svg").is_file()

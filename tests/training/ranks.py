@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.training import AdaptiveClip, Banded
+from tacit.training import AdaptiveClip, Banded, Users
+
+USERS = {"users": Users(ids=[i * i % 23 for i in range(64)]), "batch_size": 5}
 
 
 def loss_fn(model, batch):
@@ -154,6 +156,16 @@ def shuffled_data(kind):
     return {}
 
 
+def other_users(kind):
+    """The same records belong to other users on one rank."""
+    ids = [i * i % (23 + dist.get_rank()) for i in range(64)]
+    try:
+        make(kind, users=ids, batch_size=5, n_records=12)
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
 MODES = {
     "trained": lambda kind, folder: trained(kind, max_microbatch=5),
     "fresh": lambda kind, folder: trained(kind, seed=None),
@@ -163,6 +175,9 @@ MODES = {
     "banded": lambda kind, folder: trained(kind, noise=Banded(bands=4), steps=12, max_microbatch=5),
     "foreign": lambda kind, folder: foreign(kind),
     "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
+    "users": lambda kind, folder: trained(kind, **USERS, max_microbatch=2),
+    "users_cut": lambda kind, folder: foreign(kind, **USERS, max_microbatch=2),
+    "other_users": lambda kind, folder: other_users(kind),
     "uneven": lambda kind, folder: foreign(kind, max_microbatch=2 + dist.get_rank()),
     "sparse": lambda kind, folder: foreign(kind, batch_size=1, n_records=128, steps=12),
     "refused": lambda kind, folder: refused(kind),

@@ -318,7 +318,7 @@ def test_the_model_ends_with_the_mean_of_its_last_weights(problem):
         assert torch.equal(model[0].weight, seen[-1])
 
 
-@pytest.mark.parametrize("end", ["exhausted", "left", "averaged"])
+@pytest.mark.parametrize("end", ["exhausted", "left", "averaged", "held"])
 def test_a_loop_of_the_users_own_gets_the_same(problem, end):
     made, other = small(problem), small(problem)
     gradients(made)

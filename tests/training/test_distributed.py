@@ -27,6 +27,10 @@ QUICK = [
     "foreign:fsdp",
     "cut:ddp",
     "uneven:ddp",
+    "users:plain",
+    "users_cut:ddp",
+    "users_cut:fsdp",
+    "other_users:plain",
     "sparse:ddp",
     "shuffled:plain",
     "restarted:fsdp",
@@ -59,7 +63,7 @@ def two(tmp_path_factory):
 def alone(tmp_path_factory):
     """The same jobs in one process without torch.distributed."""
     modes = runpy.run_path(str(SCRIPT))["MODES"]
-    chosen = ("trained", "adaptive", "foreign", "cut", "sparse", "banded")
+    chosen = ("trained", "adaptive", "foreign", "cut", "sparse", "banded", "users", "users_cut")
     return {f"{mode}:plain": modes[mode]("plain", None) for mode in chosen}
 
 
@@ -91,6 +95,16 @@ def test_a_foreign_loop_releases_the_sum_of_all_ranks(alone, two, mode, kind):
     lots_with_records = np.any(found[0]["gradients"], axis=1)
     assert lots_with_records.any()
     assert lots_with_records.all() == (mode != "sparse")
+
+
+def test_each_user_is_on_one_rank(alone, two):
+    """One clipped gradient of each user, not one on each rank; noise in the first of the jobs."""
+    agree(alone["users:plain"], two[0]["users:plain"])
+    for kind in ("ddp", "fsdp"):
+        found = [rank[f"users_cut:{kind}"] for rank in two]
+        assert found[0] == found[1]
+        agree(alone["users_cut:plain"], found[0])
+    assert all("data set" in rank["other_users:plain"]["error"] for rank in two)
 
 
 def test_ranks_that_could_take_batches_of_different_size_take_the_smallest(two):
@@ -151,11 +165,12 @@ def test_correlated_noise_is_one_stream_over_two_ranks(alone, two, kind):
 
 
 @pytest.mark.slow
-def test_correlated_noise_is_one_stream_over_three_ranks(tmp_path, alone):
-    ranks = launch(tmp_path, 3, "banded:plain", "banded:ddp")
-    for kind in ("plain", "ddp"):
-        assert all(rank[f"banded:{kind}"] == ranks[0][f"banded:{kind}"] for rank in ranks)
-        agree(alone["banded:plain"], ranks[0][f"banded:{kind}"])
+def test_correlated_noise_and_users_agree_over_three_ranks(tmp_path, alone):
+    jobs = ("banded:plain", "banded:ddp", "users:plain", "users_cut:ddp")
+    ranks = launch(tmp_path, 3, *jobs)
+    for job in jobs:
+        assert all(rank[job] == ranks[0][job] for rank in ranks)
+        agree(alone[job.split(":")[0] + ":plain"], ranks[0][job])
 
 
 @pytest.mark.slow

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from tacit.training import Speed, make
-from tacit.training.make import starting_limit, usual_lot
-
-CPU = torch.device("cpu")
+from tacit.training import Speed
 
 
 def test_speed_options_can_be_given_together_or_one_by_one(problem):
@@ -44,31 +41,8 @@ def test_wrong_speed_options_are_refused_at_once(options, error):
         Speed(**options)
 
 
-def test_the_starting_limit_follows_memory_and_lot():
-    assert starting_limit(1, CPU, largest_lot=300) == 300
-    assert starting_limit(2**34, CPU, largest_lot=300) == 1
-    few = starting_limit(2**22, CPU, largest_lot=10**6)
-    assert 1 <= few <= 64
-
-
-def test_lots_above_the_usual_are_rare():
-    assert usual_lot(600, deviations=6.0) == 752
-    assert usual_lot(256, deviations=2.0) == 288
-    assert usual_lot(0.01, deviations=6.0) == 8
-
-
 def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem):
     private = problem().private
     assert Speed().compile is False
     assert private._lot_sum._compiled is None
     assert private._lots.padding is None
-
-
-def test_the_measured_limit_follows_what_the_tests_needed(monkeypatch):
-    gigabyte = 2**30
-    found = make._GPUBytes(used=2 * gigabyte, kept=12 * gigabyte, free=30 * gigabyte)
-    monkeypatch.setattr(make, "_gpu_bytes", lambda _: found)
-    # 10 rows needed 10 GB, and 40 GB can be had, of which a fifth stays free.
-    assert make._measured_limit(10, 2 * gigabyte, CPU, largest_lot=100) == 32
-    assert make._measured_limit(10, 2 * gigabyte, CPU, largest_lot=20) == 20
-    assert make._measured_limit(1, 12 * gigabyte, CPU, largest_lot=20) == 20

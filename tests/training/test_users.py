@@ -148,13 +148,68 @@ def test_users_may_be_a_column_of_a_table():
     run.step(next(iter(run)))
 
 
-def test_programs_that_mix_users_are_refused():
-    def centered(model, batch):
-        x, y = batch
-        return F.cross_entropy(model(x - x.mean(0)), y, reduction="none")
+class Numbered(torch.utils.data.Dataset):
+    """Records with their numbers, of which a `collate_fn` takes each once."""
 
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return i, X[i], Y[i]
+
+    @staticmethod
+    def collate(records):
+        once = {record[0]: record for record in records}.values()
+        return torch.stack([r[1] for r in once]), torch.stack([r[2] for r in once])
+
+
+def test_a_data_set_is_asked_for_each_record_once():
+    run = make_run(IDS, data=Numbered(), collate_fn=Numbered.collate)
+    assert weights_after(run) == pytest.approx(weights_after(make_run(IDS)), abs=1e-9)
+
+
+def weights_after(run):
+    for lot in run:
+        run.step(lot)
+    return torch.cat([p.detach().flatten() for p in run._model.parameters()]).tolist()
+
+
+def centered_by_user(model, batch):
+    """The records of one user see each other, those of different users do not."""
+    (x, y), counts = batch
+    mean = (x * counts[..., None]).sum(1, keepdim=True) / counts.sum(1)[:, None, None]
+    return losses_by_user(loss_fn, "mean", model, ((x - mean, y), counts))
+
+
+def centered(model, batch):
+    x, y = batch
+    return loss_fn(model, (x - x.mean(0), y))
+
+
+def scaled_by_size(model, batch):
+    return loss_fn(model, batch) * len(batch[0])
+
+
+def with_the_next_user(model, batch):
+    (x, y), counts = batch
+    return losses_by_user(loss_fn, "mean", model, ((x + x.roll(1, 0), y), counts))
+
+
+@pytest.mark.parametrize(
+    ("loss", "combine"),
+    [(centered, "mean"), (scaled_by_size, "mean"), (with_the_next_user, "program")],
+)
+def test_programs_that_mix_users_are_refused(loss, combine):
     with pytest.raises(IncompatibleModel):
-        make_run(IDS, loss=centered, check=True)
+        make_run(Users(ids=IDS, combine=combine), loss=loss, check=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation": "strict"}], ids=["checked", "strict"])
+def test_records_of_one_user_may_see_each_other(options, capsys):
+    users = Users(ids=IDS, records_per_user=4, combine="program")
+    run = make_run(users, loss=centered_by_user, check=True, **options)
+    weights_after(run)
+    assert run.steps_taken == 2
 
 
 def test_augmentation_sees_the_views_of_a_record_side_by_side():
@@ -232,10 +287,36 @@ def test_replacing_a_user_is_refused_for_record_sampling():
     assert make_run(IDS, ledger=ledger).epsilon(delta=1e-5) > make_run(IDS).epsilon(delta=1e-5)
 
 
-def test_loops_of_others_are_refused():
-    run = make_run(IDS)
-    with pytest.raises(RuntimeError, match=r"private\.step"):
-        next(run.batches())
+def by_program(model, batch):
+    records, counts = batch
+    return losses_by_user(loss_fn, "mean", model, (records, counts))
+
+
+@pytest.mark.parametrize("combine", ["mean", "sum", "program"])
+@pytest.mark.parametrize("has_loss_fn", [True, False])
+@pytest.mark.parametrize("rows", [64, 3])
+def test_loops_of_others_take_the_same_steps(combine, has_loss_fn, rows):
+    users = Users(ids=IDS, records_per_user=20, combine=combine)
+    loss = by_program if combine == "program" else loss_fn
+    expected = make_run(users, loss=loss)
+    run = make_run(users, loss=loss if has_loss_fn else None, max_microbatch=rows)
+    for lot in expected:
+        expected.step(lot)
+    for batch in run.batches() if rows == 3 else run:
+        run._optimizer.zero_grad()
+        run.backward(loss(run._model, batch))
+        run._optimizer.step()
+    pairs = zip(run._model.parameters(), expected._model.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
+    assert run.steps_taken == 2
+
+
+def test_a_loop_that_gives_a_loss_for_each_user_is_told_so():
+    run = make_run(Users(ids=IDS, records_per_user=5))
+    batches = run.batches()
+    batch = next(batches)
+    with pytest.raises(ValueError, match="one loss"):
+        run.backward(loss_fn(run._model, batch)[:8])
 
 
 def test_slots_that_do_not_count_change_nothing():

@@ -24,7 +24,7 @@ from tacit._check import in_closed_unit, in_open_unit, non_negative
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld.direction import DirectionPrice
-from tacit.accounting.pld.pairs import PairRule, directions, pair
+from tacit.accounting.pld.pairs import PairRule, both_orders, directions, neighbors, pair
 from tacit.events import Event, Relation
 
 _NEGLIGIBLE = 1e-10  # deltas of a profile below this are not resolved further
@@ -104,11 +104,13 @@ class PLD:
         former is at most e^epsilon times as likely, up to delta. The second order is the reverse.
         """
         points = np.array([non_negative(epsilon=epsilon) for epsilon in epsilons])
-        found = [
-            one.deltas(points, least=_NEGLIGIBLE)[1]
-            for one in self._price(event, relation).directions
-        ]
-        return found[0], found[-1]
+        first, second = np.zeros(len(points)), np.zeros(len(points))
+        for one in neighbors(event, Relation(relation)):
+            orders = both_orders(one, Relation(relation), self.pair_of)
+            prices = [DirectionPrice(order, tolerance=self.tolerance) for order in orders]
+            found = [price.deltas(points, least=_NEGLIGIBLE)[1] for price in prices]
+            first, second = np.maximum(first, found[0]), np.maximum(second, found[-1])
+        return first, second
 
     def tradeoff(
         self,

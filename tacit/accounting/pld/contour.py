@@ -248,16 +248,17 @@ class Contour:
         z = self.order + 1j * self.t
         product[0] *= 0.5
         product *= draft.step / math.pi
-        self.weights = product / (z * (z + 1))
-        sizes = np.abs(self.weights)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            absolute = error * (draft.step / math.pi) / np.abs(z * (z + 1))
-        self.error = float(np.sum(absolute)) + math.exp(draft.log_truncation)
+        poles = z * (z + 1)
+        weights = product / poles
+        self.weights = np.stack((weights.real, weights.imag))  # of cos(t epsilon), sin(t epsilon)
+        sizes = np.abs(weights)
+        self.error = float((error / np.abs(poles)).sum()) * (draft.step / math.pi)
+        self.error += math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
         self.phase_error = 2 * ROUND * float(sizes @ self.t)
         self.smoothing = draft.family.smoothing
         if self.smoothing:
-            self.density = product
+            self.density = np.stack((product.real, product.imag))
             far = float(self.t[-1])
             # The integral of exp(-eta^2 t^2 / 2) from `far` on; other factors are at most 1.
             tail = math.exp(-0.5 * (self.smoothing * far) ** 2) / (self.smoothing**2 * far)
@@ -284,7 +285,7 @@ class Contour:
         scale = math.exp(exponent)
         angle = self.t * epsilon
         cos, sin = np.cos(angle), np.sin(angle)
-        value = scale * float(self.weights.real @ cos + self.weights.imag @ sin)
+        value = scale * float(self.weights[0] @ cos + self.weights[1] @ sin)
         relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
         relative = math.expm1(min(relative, 700.0))
         both = scale * (self.error + self.phase_error * epsilon) + abs(value) * relative
@@ -292,7 +293,7 @@ class Contour:
         aliases = self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
         lower = value - both - aliases
         if self.smoothing:
-            density = float(self.density.real @ cos + self.density.imag @ sin)
+            density = float(self.density[0] @ cos + self.density[1] @ sin)
             density += self.density_error + self.density_phase * epsilon
             eta = self.smoothing
             lower -= eta**2 * math.exp(eta**2 / 8) * scale * max(density, 0.0) * (1 + relative)
@@ -304,17 +305,13 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
 
     M is the transform of one step; a factor is raised to its count.
     """
-    pairs = list(zip(counts, factors, strict=True))
-    log = np.sum([n * f.log for n, f in pairs], axis=0)
-    # (|M| + error)^n - |M|^n, multiplied out over the steps
-    growth = np.sum([n * np.log1p(f.error) for n, f in pairs], axis=0) + 8 * ROUND * np.abs(log)
-    return _power(log, growth + 8 * ROUND)
-
-
-def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
-    """Return exp(log), and a bound on its error if `log` may be wrong by `growth`."""
-    power = np.exp(log)
-    return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
+    log, growth = 0.0j, 8 * ROUND
+    for factor, n in zip(factors, counts, strict=True):
+        log = log + n * factor.log
+        growth = growth + n * np.log1p(factor.error)  # (|M| + error)^n - |M|^n, multiplied out
+    power, size = np.exp(log), np.abs(log)
+    wrong = np.exp(np.minimum(np.real(log) + growth + 8 * ROUND * size, 700.0))
+    return power, wrong - np.abs(power) * (1 - 4 * ROUND)
 
 
 def _model(law: Law, log_removed: float) -> LossModel:

@@ -12,7 +12,16 @@ from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
-from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import (
+    DoubleExponential,
+    Law,
+    MixedNormals,
+    Mixture,
+    Normal,
+    OneRelease,
+    Sampled,
+    Shifted,
+)
 from tacit.accounting.pld.mixed_normals import has_mixtures, mixture_epsilon
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
@@ -23,7 +32,8 @@ _GOOD = 1e-5  # relative width at which a bracket is returned without trying ano
 _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR, _FINE = 1e-4, 1e-6
-"""Relative widths at which the lattice is not refined further: for many steps, and for few."""
+"""Relative widths at which the lattice is not refined further: for many steps, and for few steps
+or laws that no other method serves."""
 _TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
@@ -55,7 +65,12 @@ class DirectionPrice:
             isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
             for law, _ in direction.parts
         )
+        self.is_laplace = all(
+            isinstance(law, Sampled) and isinstance(law.noise, DoubleExponential)
+            for law, _ in direction.parts
+        )
         self.is_short = direction.steps <= _FEW_STEPS
+        self.needs_lattice = any(isinstance(law, Mixture) for law, _ in direction.parts)
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
 
@@ -118,6 +133,8 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
+        if self.is_short and self.is_laplace:  # few atoms: the transform does not decay
+            methods = (self._lattice_epsilon, self._contour_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
         if has_mixtures(self.direction):
             methods, enough = (self._mixture_epsilon, *methods), _CLOSE
@@ -190,9 +207,12 @@ class DirectionPrice:
             here, next_to = (curve.delta(x).upper for x in (guess, 0.99 * guess))
             slope = max(math.log(next_to / here) / (0.01 * guess), 1e-3 * curve.order)
             step = math.log(here / delta) / slope
+            last = guess, precision
             if slope * abs(step) < 0.2:  # in the right place, and not precise enough
                 precision *= min(max(0.5 * _ENOUGH * answer.upper / answer.width, 0.02), 0.5)
             guess = min(max(guess + step, 0.5 * guess, answer.lower), 2 * guess, answer.upper)
+            if (guess, precision) == last:
+                break
         return answer
 
     def _smoothed(self, epsilon: float, delta: float, precision: float = 1.0) -> Contours:
@@ -312,7 +332,8 @@ class DirectionPrice:
 
     def _is_resolved(self, answer: Bracket, points: int) -> bool:
         """Return whether no larger lattice than one of `points` needs to be tried."""
-        wanted = _FINE if self.is_short and points == _COARSE else _FAIR
+        is_fine = self.needs_lattice or (self.is_short and points == _COARSE)
+        wanted = _FINE if is_fine else _FAIR
         return answer.width <= wanted * answer.upper
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:

@@ -81,12 +81,38 @@ class Direction:
 def directions(
     event: Event, relation: Relation, pair_of: PairRule | None = None
 ) -> tuple[Direction, ...]:
-    """Return the orders of comparing two neighbors; the guarantee of `event` is the worse of them.
+    """Return the orders of comparing two neighbors; the guarantee of `event` is the worst of them.
 
-    There is only one if both orders are equal. `pair_of` gives the laws of the loss of each part of
-    `event`; they may only bound its price from above. The default, `pair`, is exact if it can be.
+    `pair_of` gives the laws of the loss of each part of `event`; they may only bound its price from
+    above. The default, `pair`, is exact if it can be.
     """
-    pairs = [((pair_of or pair)(part, relation), n) for part, n in flatten(event).items()]
+    found = (both_orders(one, relation, pair_of or pair) for one in neighbors(event, relation))
+    return tuple(dict.fromkeys(order for orders in found for order in orders))
+
+
+def neighbors(event: Event, relation: Relation) -> tuple[Event, ...]:
+    """Return `event` once for each kind of neighbor: those that a record joins, or that it leaves.
+
+    Only truncated samples differ: all records may be there besides one that joins, and all but one
+    besides one that leaves. In the result their `n_records` counts these other records.
+    """
+    counts = flatten(event)
+    cut = [part for part in counts if isinstance(part, ev.TruncatedPoissonSampled)]
+    if not cut or relation is not Relation.ADD_REMOVE:
+        return (event,)
+    fewer: dict[Event, Event] = {
+        one: replace(one, n_records=one.n_records - 1)
+        if one.n_records > one.max_batch
+        else ev.PoissonSampled(one.rate, one.event)
+        for one in cut
+    }
+    leaves = tuple(ev.Repeated(fewer.get(part, part), n) for part, n in counts.items())
+    return event, ev.Sequence(leaves)
+
+
+def both_orders(event: Event, relation: Relation, pair_of: PairRule) -> tuple[Direction, ...]:
+    """Return the two orders of comparing neighbors of one kind; one if they are equal."""
+    pairs = [(pair_of(part, relation), n) for part, n in flatten(event).items()]
     first, second = (_direction([(laws[side], n) for laws, n in pairs]) for side in (0, 1))
     return (first,) if first == second else (first, second)
 
@@ -111,9 +137,10 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
 
     They belong to a mechanism that `event` describes. If none is known, raise `UnsupportedEvent`.
     """
-    is_sampled = isinstance(event, ev.PoissonSampled | ev.TruncatedPoissonSampled)
-    inner = event.event if is_sampled else event
-    if isinstance(inner, ev.Exponential) and not isinstance(event, ev.TruncatedPoissonSampled):
+    sampled = ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.RandomAllocation
+    inner = event.event if isinstance(event, sampled) else event
+    cut = ev.TruncatedPoissonSampled | ev.RandomAllocation
+    if isinstance(inner, ev.Exponential) and not isinstance(event, cut):
         # Two options, whose utilities move by the sensitivity in opposite directions: the log odds
         # change by epsilon, from -epsilon / 2 to epsilon / 2.
         half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
@@ -123,12 +150,14 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
         # Otherwise the new record may be one that contributes nothing.
         relation = relation if is_tight else Relation.ZERO_OUT
     elif isinstance(event, ev.TruncatedPoissonSampled):
-        # If the other records contribute nothing, the record is seen at a slightly lower rate.
-        full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate)) * _UP
-        rate = event.rate * (1 - full)
-        if not 0 < rate < 1:
-            raise UnsupportedEvent("a sample that is always cut has no known lower bound.")
+        # If the other records contribute nothing, this is a Poisson sample at a lower rate.
+        full, kept = _truncation(event, relation)
+        rate = (event.rate * (1 - full) + kept * full) * (2 - _UP)
         return pair_from_below(ev.PoissonSampled(rate, inner), relation)
+    elif isinstance(event, ev.RandomAllocation) and isinstance(inner, ev.Gaussian):
+        # The sum of all releases of an epoch moves by one contribution, whichever step has it.
+        shift = gaussian_shift(inner, relation) / math.sqrt(event.steps)
+        return _same(Shifted(shift * (1 - 1e-14)))
     elif isinstance(event, ev.FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
         rate = event.batch_size / event.n_records * (1 - 1e-12)
         return pair_from_below(ev.PoissonSampled(rate, event.event), relation)
@@ -260,33 +289,39 @@ def _(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[Law, Law]:
     """Return a pair for a truncated Poisson sample: a mixture over whether others fill it.
 
     If fewer than `max_batch` others are drawn, nothing is cut. Otherwise a uniformly random subset
-    is kept: the record is in it with a probability r, in the place of another one, and who the
-    others are says nothing about how many were drawn. With m others and B = `max_batch`,
-
-        r = B / (m + 1) * P(Bin(m + 1, rate) > B) / P(Bin(m, rate) >= B)
-
-    (arXiv:2508.15089, as dp-accounting has it). There are n or n - 1 others. Where only n fill
-    the sample, the dearest case is assumed: the record replaces another one whenever it is drawn.
+    is kept: the record is in it, in the place of another one, with the probability of
+    `_truncation`, and who the others are says nothing about how many were drawn. Under add/remove,
+    `n_records` counts the others (see `neighbors`).
     """
-    inner, rate, n = event.event, event.rate, event.n_records
+    inner, rate = event.event, event.rate
     if isinstance(inner, ev.Gaussian):
         inner = replace(inner, replace_factor=2.0)  # as for an uncut sample
-    above, below = (
-        float(special.bdtrc(event.max_batch - 1, others, rate))
-        if others >= event.max_batch
-        else 0.0
-        for others in (n, n - 1)
-    )
-    joint = float(special.bdtrc(event.max_batch, n, rate)) if n > event.max_batch else 0.0
-    kept = min(event.max_batch / n * joint / below * _UP, rate) if below > 0 else rate
+    full, kept = _truncation(event, relation)
     cut = _joins_by_replacing if relation is Relation.ADD_REMOVE else _replaced_in_sample
     whole = pair(ev.PoissonSampled(rate, inner) if rate < 1 else inner, relation)
-    # Rounded so that dearer cases are more likely.
-    above, below = min(above * _UP, 1.0), max(below * (2 - _UP), 0.0)
-    weights = (1 - above, max(above - below, 0.0), below)
-    cases = whole, cut(inner, rate), cut(inner, kept)
+    # The mass that rounding may have moved gets the dearest case: the record replaces another one
+    # whenever it is drawn.
+    most, least = min(full * _UP, 1.0), full * (2 - _UP)
+    cases = whole, cut(inner, rate), cut(inner, min(kept * _UP, rate))
+    weights = (1 - most, most - least, least)
     mixed = [Mixture(laws, weights) for laws in zip(*cases, strict=True)]
     return mixed[0], mixed[1]
+
+
+def _truncation(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[float, float]:
+    """Return the probability that others fill the sample, and that of the record to be in it then.
+
+    With m others and B = `max_batch`, others fill it with probability P(Bin(m, rate) >= B), and the
+    record is in it with probability B / (m + 1) * P(Bin(m + 1, rate) > B) / P(Bin(m, rate) >= B)
+    (arXiv:2508.15089, as dp-accounting has it).
+    """
+    most = event.max_batch
+    others = event.n_records - (relation is not Relation.ADD_REMOVE)
+    full = float(special.bdtrc(most - 1, others, event.rate)) if others >= most else 0.0
+    if full == 0.0:
+        return 0.0, event.rate
+    joint = float(special.bdtrc(most, others + 1, event.rate))
+    return full, min(most / (others + 1) * joint / full, event.rate)
 
 
 def _atoms(loss: Floats, p: Floats, q: Floats, infinite: float = 0.0) -> Discrete:

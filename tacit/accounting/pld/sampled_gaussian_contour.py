@@ -44,6 +44,7 @@ from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LEFT = -12.0  # phi puts less than 2e-33 below
+_LOG_LEFT = float(log_ndtr(_LEFT))
 _RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
 _WIDE = 1.0  # width of a cut: a wide one needs few nodes
 _DEPTHS: Floats = np.geomspace(0.08, 1.0, 5)
@@ -142,7 +143,7 @@ class SmoothModel(NormalSample):
         self.y = _LEFT + self.step * np.arange(size, dtype=float)
         self.log_p, self.loss = self.log_density(self.y)
         self.nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
-        self.known_outside: dict[float, float] = {}  # `_log_outside` of orders
+        self.known_outside: Floats = np.full(len(ORDERS), math.inf)  # `_log_outside` at `ORDERS`
         self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
         mass = np.exp(self.log_p) * self.step
         self.variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)
@@ -175,31 +176,34 @@ class SmoothModel(NormalSample):
         orders = ORDERS[used]
         is_used = orders <= orders[-1] * (_USEFUL / _FARTHEST)
         log_outside = self._log_outside(orders, is_used)
-        self.known_outside.update(zip(orders.tolist(), log_outside.tolist(), strict=True))
+        self.known_outside[used] = log_outside
         outside = np.exp(np.minimum(log_outside - found.upper[used], 200.0))
         slack = 3 * self._strip(orders, is_used) + outside
         found.upper[used] += slack
         found.error[used] += 2 * slack
         return found
 
-    def _strip(self, orders: Floats, is_used: Flags) -> Floats:
+    def log_outside(self, order: float) -> float:
+        """Return the log of a bound on the integral outside the grid, for an order of `moments`."""
+        return float(self.known_outside[np.searchsorted(ORDERS, order)])
+
+    def _strip(self, orders: Floats, is_used: Flags) -> Floats | float:
         """Bound the error of the trapezoid sum for the moment E[exp(order * loss)], over M.
 
         On the line y + i s, |F| is at most F exp(curve s^2 / 2 - b order r(-y)), r as in the module
         docstring. If b = 0 its integral follows from that of F; else it is bounded cell by cell.
         """
         s = 0.97 * min(4.0, math.pi * self.sigma) * _STRIP
-        log_norm = np.broadcast_to(0.5 * self.curve * s[:, None] ** 2, (len(s), len(orders)))
-        spacing = math.log(2) - _log_expm1(2 * math.pi * s / self.step)[:, None]
+        flat = 0.5 * self.curve * s**2 + math.log(2) - _log_expm1(2 * math.pi * s / self.step)
         if not self.law.b:
-            return np.exp(np.minimum((log_norm + spacing).min(axis=0), 200.0))
-        crude = -np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
-        logs = (log_norm + crude + spacing).min(axis=0)
+            return math.exp(min(float(flat.min()), 200.0))
+        crude = np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
+        logs = (flat[:, None] - crude).min(axis=0)
         poor = (logs > math.log(_GOOD)) & is_used
         if poor.any():
             some = slice(3, None, 2)
             lines = [self._log_line(height, orders[poor]) for height in s[some]]
-            better = log_norm[some, poor] + lines + spacing[some]
+            better = flat[some, None] + lines
             logs[poor] = np.minimum(logs[poor], better.min(axis=0))
         return np.exp(np.minimum(logs, 200.0))
 
@@ -232,7 +236,7 @@ class SmoothModel(NormalSample):
         The bound also holds for the trapezoid sum there. Left of the grid, the loss is largest at
         the end and P is at most phi.
         """
-        left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
+        left = orders * self.loss[0] + (_LOG_LEFT + math.log(1 + self.step * (1 - _LEFT)))
         return np.logaddexp(left, self._log_beyond(orders, is_used))
 
     def _log_beyond(self, orders: Floats, is_used: Flags) -> Floats:
@@ -327,7 +331,7 @@ class TiltedSmooth:
         high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
         self.mass, self.mass_error = 0.5 * (high + low), 0.5 * (high - low)
         self.largest = np.exp(np.minimum(log_peak + bend, 700.0))
-        self.outside = math.exp(min(base.known_outside[order] - log_m, 700.0))
+        self.outside = math.exp(min(base.log_outside(order) - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
         self.lines: Lines | None = None
         self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)

@@ -97,6 +97,8 @@ class Cumulants(NamedTuple):
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
     """Return the log moments of a sum of independent losses; loss i occurs `counts[i]` times."""
+    if len(moments) == 1:
+        return Cumulants(*(counts[0] * column for column in moments[0]))
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
 

@@ -34,6 +34,7 @@ from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -134,6 +135,7 @@ def clipped_sum(
     views = whole(augmentations=augmentations, least=1)
     if segments is not None:
         batch, loss_fn = in_segments(batch, segments, loss_fn)
+        views = 1  # the views of a segment's rows are rows of the segment
     examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):
@@ -172,6 +174,8 @@ class LotSum:
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
+    noisy_loss
+        How the examples' losses are added, if the run releases them; else None.
     """
 
     def __init__(
@@ -186,7 +190,9 @@ class LotSum:
         compile: bool | Literal["auto"] = False,
         reason: str = "",
         product_error: float = 0.0,
+        noisy_loss: NoisyLoss | None = None,
     ) -> None:
+        self._noisy_loss = noisy_loss
         self._reason = reason
         self._bounded = bounded = product_error > 0
         self._product_error = product_error
@@ -291,8 +297,8 @@ class LotSum:
             reuse = not microbatch.is_half  # halves are collected before they are added
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
-        program = (self._model, self._loss_fn)
-        examples = Examples(*program, batch, mask, self._views, self._bounded, check)
+        program, views = (self._model, self._loss_fn), self._views
+        examples = Examples(*program, batch, mask, views, self._bounded, check, self._noisy_loss)
         return self._engine(examples, clip)
 
     def _sum_of_rows(

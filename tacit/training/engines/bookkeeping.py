@@ -51,6 +51,7 @@ from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.recurrent import PackedOrders, is_packed
 from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
+from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import (
     LossFn,
     is_out_of_memory,
@@ -101,7 +102,11 @@ def run(
                 require_gradient(losses)
                 intercept.backward(losses, torch.full_like(losses, 1 / examples.views))
                 with torch.no_grad():
-                    return tape.clipped_sum(examples.mask, nonfinite)
+                    total = tape.clipped_sum(examples.mask, nonfinite)
+                if examples.noisy_loss is None:
+                    return total
+                views, mask = examples.views, examples.mask
+                return with_loss(total, examples.noisy_loss, losses, mask, views=views)
         except Stale:
             if trace is not None:
                 raise

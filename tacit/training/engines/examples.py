@@ -20,6 +20,7 @@ from tacit.training.clip import (
 from tacit.training.gradients.factored import weighted_rows
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import squared_norm
+from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
 
 
@@ -42,6 +43,8 @@ class Examples:
     check
         Where to check products of the bounded mode that are computed in float32. Without it they
         are computed in float64.
+    noisy_loss
+        How the losses are added, if the run releases them too.
     """
 
     model: nn.Module
@@ -51,6 +54,7 @@ class Examples:
     views: int = 1
     bounded: bool = False
     check: ProductCheck | None = None
+    noisy_loss: NoisyLoss | None = None
 
     def __len__(self) -> int:
         return self.mask.shape[0]

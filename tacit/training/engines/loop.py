@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.engines.examples import Examples, clip_and_sum
+from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import is_out_of_memory
 
 Gradients = tuple[Tensor, ...]  # by parameter, with one row for each example
@@ -29,12 +30,14 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     for i in range(len(examples)):
         one = examples.part(i, i + 1)
         with torch.enable_grad():
-            found = _gradient(one.losses().mean(), list(parameters.values()))
+            loss = one.losses().mean()
+            found = _gradient(loss, list(parameters.values()))
         gradients = {
             name: (torch.zeros_like(p) if g is None else g).unsqueeze(0)
             for (name, p), g in zip(parameters.items(), found, strict=True)
         }
-        total += clip_and_sum(gradients, clip, one.mask)
+        part = clip_and_sum(gradients, clip, one.mask)
+        total += with_loss(part, examples.noisy_loss, loss, one.mask)
     return total
 
 

@@ -33,6 +33,7 @@ from tacit.training.engines.examples import as_views, clip_and_sum
 from tacit.training.engines.vmap import Decompose, LossModule, depends_on, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
+from tacit.training.noisy_loss import NoisyLoss, with_loss
 from tacit.training.program_state import ProgramState
 from tacit.training.record_processes import Example, RecordProcesses, Schema, rebuilt, schema_of
 from tacit.training.tree import Batch, LossFn
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tacit.training.records import Records
 
 Gradients = Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]
+_LOSS = ""  # the loss of an example, among its gradients: no parameter has an empty name
 _REFUSAL = (
     "isolation='strict' runs the program of one example as a traced graph, but this program {}. "
     "Change it, or use isolation='checked'."
@@ -87,8 +89,10 @@ class TracedLotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         processes: int = 1,
+        noisy_loss: NoisyLoss | None = None,
     ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
+        self._noisy_loss = noisy_loss
         self._device = records.device
 
         def read(index: int, seed: int | None = None) -> Batch:
@@ -137,7 +141,9 @@ class TracedLotSum:
             with without_fallback_warnings():
                 found = _BoundCall.apply(self._gradients, values, rows)
             everyone = torch.ones(len(chunk), dtype=torch.bool, device=self._device)
-            total += clip_and_sum(found, clip, everyone)
+            losses = found.pop(_LOSS)
+            part = clip_and_sum(found, clip, everyone)
+            total += with_loss(part, self._noisy_loss, losses, everyone)
         return total
 
     def blank(self) -> list[Tensor]:
@@ -174,7 +180,7 @@ class TracedLotSum:
                 if depends_on(loss, parameters.values()):
                     raise IncompatibleModel(_REFUSAL.format(_HELD))
                 found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return dict(zip(values, found, strict=True))
+            return dict(zip(values, found, strict=True)) | {_LOSS: loss.detach()}
 
         with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), randomness(0, self._device):
             try:

@@ -19,6 +19,7 @@ from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.gradients.recurrent import CELLS, decomposed
 from tacit.training.gradients.site import Declined, Unsupported
+from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import Batch, LossFn, is_out_of_memory, with_rows
 
 # Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
@@ -53,7 +54,8 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
         if depends_on(losses, examples.parameters.values()):
             raise Unsupported("the program uses a parameter that it holds outside the model")
         rows = {name: found.detach() for name, found in rows.items()}
-        total += clip_and_sum(rows, clip, examples.mask[chunk])
+        mask = examples.mask[chunk]
+        total += with_loss(clip_and_sum(rows, clip, mask), examples.noisy_loss, losses, mask)
     return total
 
 

@@ -28,6 +28,7 @@ from tacit.events import (
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomAllocation,
     Relation,
     RenyiCurve,
     Repeated,
@@ -95,19 +96,43 @@ def test_a_truncated_sample_is_bounded(most, epsilon):
     event = TruncatedPoissonSampled(0.3, most, 3, Gaussian(1.0))
     bounds = {r: PLD().delta(event, epsilon=epsilon, relation=r) for r in Relation}
     rng = np.random.default_rng(most)
-    for _ in range(4):
-        others = rng.choice([-1.0, 0.0, 1.0], 2).tolist()
+    for size in (2, 2, 3, 3):  # of the three records one leaves, or a fourth joins them
+        others = rng.choice([-1.0, 0.0, 1.0], size).tolist()
         with_it, without, old, blank = (
             truncated_samples(values, 0.3, most)
             for values in ([*others, 1.0], others, [*others, -1.0], [*others, 0.0])
         )
-        for relation, other in (
-            (Relation.ADD_REMOVE, without),
-            (Relation.REPLACE_ONE, old),
-            (Relation.ZERO_OUT, blank),
-        ):
+        neighbors = [(Relation.ADD_REMOVE, without)]
+        if size == 2:
+            neighbors += [(Relation.REPLACE_ONE, old), (Relation.ZERO_OUT, blank)]
+        for relation, other in neighbors:
             for p, q in ((with_it, other), (other, with_it)):
                 assert hockey_stick(p, q, epsilon) <= bounds[relation] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("n_records", [2, 5])
+def test_a_sample_that_is_always_cut_costs_what_the_dearer_neighbor_costs(n_records):
+    # At rate 1 and with at most one record, the record is the one that is seen, in the place of
+    # another one, with probability 1 / n. The dearer neighbor is the one without a record.
+    event = TruncatedPoissonSampled(1.0, 1, n_records, Gaussian(1.0))
+    as_fixed = FixedSizeSampled(1, n_records, Gaussian(1.0))
+    for epsilon in (0.1, 1.0):
+        found, exact = (PLD().delta(one, epsilon=epsilon) for one in (event, as_fixed))
+        assert found == pytest.approx(exact, rel=1e-6)
+    first, second = PLD().profiles(event, [0.1, 1.0])
+    assert max(first[0], second[0]) == pytest.approx(PLD().delta(event, epsilon=0.1), rel=1e-4)
+
+
+def test_an_epoch_of_random_allocation_has_both_ends():
+    # Two steps: the record moves one of two normal numbers, each with probability 1/2.
+    x = np.linspace(-7.0, 8.0, 751)
+    plain, moved = norm.pdf(x), norm.pdf(x, 1.0)
+    q = np.multiply.outer(plain, plain)
+    p = 0.5 * (np.multiply.outer(moved, plain) + np.multiply.outer(plain, moved))
+    found = acc.bracket(RandomAllocation(2, Gaussian(1.0)), delta=1e-3)
+    true_at = [(np.maximum(p - math.exp(e) * q, 0.0).sum() * (x[1] - x[0]) ** 2) for e in found]
+    assert true_at[0] >= 1e-3 * (1 - 1e-3) >= true_at[1] * (1 - 2e-3)
+    assert found.lower >= 0.6 * found.upper
 
 
 def test_a_truncated_sample_costs_little_more_than_a_poisson_sample():
