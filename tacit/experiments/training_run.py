@@ -223,7 +223,7 @@ def take_steps(paid: PaidRun) -> None:
                 f"there is no prepared run at {paid.path} here: every worker needs the file system "
                 "of the process that started the runs."
             )
-        dataset = data.load(paid.recipe.data, paid.root)
+        dataset = data.load(paid.recipe.data, paid.root, takes_persons=True)
         recipe = paid.recipe.filled(dataset.n_records)
         with _counting(recipe) as ledger:
             session = Session(recipe, folder, dataset, ledger, paid.cache, paid.checked,
@@ -341,6 +341,7 @@ class Session:
 
     def finish(self, baseline: SequenceOf[Metric]) -> Facts:
         """Write the released model and then, as the last file, the facts; return the facts."""
+        self.private.pay_whole()  # it is paid; the ledger then lists the plan as one of this run
         with self.loop.released() as model:
             content = model_bytes(self.recipe, model, self.prepared, self.dataset.n_classes)
         self.folder.write_lines(METRICS, self.metrics)
@@ -429,6 +430,9 @@ class Session:
         of the run. So two runs with the same seed and the same ledger both pay.
         """
         if name in self.summaries:
+            if (note := self._note(name)) is not None:  # paid before this process began
+                paid = (entry.id for entry in self.ledger.history() if entry.note == note)
+                self.ledger.used.update(paid)
             return self.summaries[name].numpy()
         return self.ranks.on_first(lambda: self._pay_and_release(name, summary, x))
 
@@ -438,11 +442,15 @@ class Session:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             key = Key.from_seed(self.recipe.run.seed).secret
             write_whole(path, key + os.urandom(16), mode=0o600)
-        content = path.read_bytes()
-        note = f"{name} for run {content[32:].hex()}"
+        note = self._note(name) or ""
         if not any(entry.note == note for entry in self.ledger.history()):
             self.ledger.spend(summary.event, note=note)
-        return summary.release(x, Key(content[:32]).numpy(name, 0))
+        return summary.release(x, Key(path.read_bytes()[:32]).numpy(name, 0))
+
+    def _note(self, name: str) -> str | None:
+        """Return the note of the payment for a summary; None where its key is not."""
+        path = self.folder / SECRET / FEATURES_KEY
+        return f"{name} for run {path.read_bytes()[32:].hex()}" if path.is_file() else None
 
     def _save(self) -> None:
         self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)

@@ -104,6 +104,7 @@ def test_the_starting_process_pays_before_workers_take_steps(swept, tmp_path, mo
     found = RunFolder(path / again.cells[1].folder)
     assert found.facts().claim == first.facts().claim
     assert found.facts().resumed == 0
+    assert found.facts().ledger_state["entries_of_run"] == [1]
     with Ledger(found / "run.ledger") as ledger:
         assert [entry.kind for entry in ledger.history()] == ["plan"]
         assert ledger.resume(1).taken == found.facts().steps
