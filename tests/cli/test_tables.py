@@ -326,7 +326,7 @@ def test_every_number_on_the_page_is_the_one_in_the_facts(work):
     assert run_verb("regress", work / "good.csv", work / "good.toml", "--page").exit_code == 0
     facts = json.loads((work / "run" / "facts.json").read_text())
     certificate = json.loads((work / "run" / "certificate.json").read_text())
-    page = (work / "run" / "report.html").read_text()
+    page = (work / "run" / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     utility = facts["utility"]
     assert certificate["claim"]["epsilon"] == facts["epsilon"]
     assert certificate["utility"]["private"] == [utility["private"][0]["value"]]
@@ -465,7 +465,7 @@ def test_500_fuzzed_schemas_and_recipes_give_no_traceback_and_quote_nothing(work
             message = str(stopped)
         assert "\n" not in message
         assert len(message) < 700
-    assert 50 < n_read < 450
+    assert 25 < n_read < 450
 
 
 def test_damaged_texts_of_schemas_give_one_line(work):
