@@ -27,7 +27,7 @@ def columns_section(recipe: Mapping[str, Any]) -> tuple[Section, ...]:  # Any: T
 def column_in_words(column: Column) -> str:
     """Return what a cell of the column may hold, and what becomes of other cells.
 
-    >>> column_in_words(Column(name="age", lower=17, upper=90, step=1))
+    >>> column_in_words(Column(name="age", lower=17, upper=90, step=1, outside="clip"))
     'number from 17 to 90 in steps of 1; clipped outside'
     """
     words = {

@@ -65,6 +65,7 @@ class EpochLoops(RunState):
     _reports: "StepReports | None"
     _priced: dict[tuple[int, float], float]
     _isolation: "Isolation"
+    _loop: int  # number of the newest loop
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs of the run, each of which yields its lots.
@@ -141,7 +142,9 @@ class EpochLoops(RunState):
 
     def _note_end(self, end: int) -> None:
         """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
-        if self.steps_taken < end:
+        if (
+            self.steps_taken < end or self._loop <= 1
+        ):  # a finished run may be loaded and looped over
             return
         what = "this run" if end == self._plan.steps else "this epoch"
         warnings.warn(

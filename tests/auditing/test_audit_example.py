@@ -8,6 +8,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "audit_white_box.py"
 
 
+@pytest.mark.slow
 def test_the_honest_run_passes_with_few_canaries():
     audit = runpy.run_path(str(EXAMPLE))["audit"]
     audit.__globals__.update(CANARIES=400, SEED=2)  # one honest seed in 20 is refuted by chance

@@ -54,6 +54,7 @@ def test_chosen_bands_and_fixed_orders_pass():
     assert sum(found.passes for found in runs) >= 2
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_shorter_than_the_audit_can_be_audited():
     order = [[i % RECORDS for i in range(3 * step, 3 * step + 3)] for step in range(40)]
     stream = sampling.Stream(order, separation=8, participations=3)

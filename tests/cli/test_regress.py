@@ -48,6 +48,7 @@ def test_categories_are_fitted_by_the_logit_model(folder: Path) -> None:
     assert "95 % interval" in result.output
 
 
+@pytest.mark.slow
 def test_pure_privacy_is_the_functional_mechanism(folder: Path) -> None:
     result = call(
         "regress", folder / "people.csv", "--schema", folder / "wage.toml", "--epsilon", 1,

@@ -19,6 +19,7 @@ def call(folder: Path, *arguments: object, schema: str = "wage.toml") -> Result:
     return CliRunner().invoke(app, list(map(str, [*fixed, *arguments])))
 
 
+@pytest.mark.slow
 def test_every_number_printed_or_on_the_page_is_the_stored_one_and_the_run_verifies(
     folder: Path,
 ) -> None:

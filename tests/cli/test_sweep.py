@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
@@ -12,6 +13,7 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_row_for_each_budget(recipe):
     arguments = ("sweep", recipe, "--epsilons", "1,4", "--repeats", "2", "--out", "here")
     result = run(*arguments)

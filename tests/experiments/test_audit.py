@@ -100,6 +100,7 @@ def test_all_attacks_together_raise_a_false_alarm_as_rarely_as_stated(unshown):
     assert sum(1 - attack.confidence for attack in attacks) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_private_records_are_not_measured(unshown):
     found = audit_run(unshown, n_canaries=200, seed=0)
     assert found.accuracy is None
@@ -119,6 +120,7 @@ def test_the_verb_prints_bounds_and_ends_with_zero(run, monkeypatch):
         assert (run / f"figures/{name}.svg").is_file()
 
 
+@pytest.mark.slow
 def test_the_verb_ends_with_one_where_the_bill_is_refuted(unshown, quiet_noise):
     command = ["audit", str(unshown), "--canaries", "1500", "--seed", "0", "--no-page", "--json"]
     result = CliRunner().invoke(app, command)

@@ -90,6 +90,7 @@ def test_parallel_runs_equal_serial_ones(swept, tmp_path):
         assert one.spent == other.spent
 
 
+@pytest.mark.slow
 def test_the_starting_process_pays_before_workers_take_steps(swept, tmp_path, monkeypatch):
     result, folder = swept
     first, payers, steps = RunFolder(folder / result.cells[1].folder), set(), set()

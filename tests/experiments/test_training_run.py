@@ -328,6 +328,7 @@ def test_a_run_killed_at_every_file_resumes(tmp_path, undisturbed):
     pytest.fail("the run has more files than expected")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
     recipe = quick()
     stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
@@ -345,7 +346,7 @@ def test_a_run_is_not_resumed_on_other_records(tmp_path, monkeypatch):
     stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
     digits = datasets.load("digits")
     changed = replace(digits, x_train=digits.x_train[::-1].copy())
-    monkeypatch.setattr(data, "load", lambda *_: changed)
+    monkeypatch.setattr(data, "load", lambda *_, **__: changed)
     with pytest.raises(ValueError, match="started on other training records"):
         train(recipe, tmp_path / "run")
 
