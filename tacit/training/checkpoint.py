@@ -90,6 +90,7 @@ class RunState:
 
     def __init__(self, mean: TailMean | None = None) -> None:
         self._mean = mean  # of the weights, with correlated noise
+        self._first_step = 0  # of this process
         self._run = uuid.uuid4().hex
         self._paid = 0  # steps
         self._reserved: ReservedPlan | None = None
@@ -197,7 +198,7 @@ class RunState:
             own = self._lots.padding.within(state["microbatch"])
             known = {"is_for_all": own.is_for_all, **saved}  # which older ones lack
             self._lots.padding = Padding(**known) if "multiple" in saved else own
-        self.steps_taken = state["steps_taken"]
+        self.steps_taken = self._first_step = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2
             self._salt = Key(bytes.fromhex(state["salt"]))

@@ -65,7 +65,6 @@ class EpochLoops(RunState):
     _reports: "StepReports | None"
     _priced: dict[tuple[int, float], float]
     _isolation: "Isolation"
-    _loop: int  # number of the newest loop
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs of the run, each of which yields its lots.
