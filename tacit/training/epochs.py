@@ -141,9 +141,7 @@ class EpochLoops(RunState):
 
     def _note_end(self, end: int) -> None:
         """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
-        if (
-            self.steps_taken < end or self._loop <= 1
-        ):  # a finished run may be loaded and looped over
+        if self.steps_taken < end or self._first_step >= end:  # it was over when it was loaded
             return
         what = "this run" if end == self._plan.steps else "this epoch"
         warnings.warn(
