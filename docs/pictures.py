@@ -1,7 +1,7 @@
 """Draw the pictures of pages in docs/: python docs/pictures.py RUNS/ site/.
 
-RUNS/ holds the folders demo, sweep, pate, regress and audit, as the verbs of these names write them
-(audit is a run after `tacit audit`); site/ is what `make docs` built. Each picture in
+RUNS/ holds the folders demo, sweep, pate, regress, audit and comparison, as the verbs write them
+(audit is a run after `tacit audit`, comparison comes from `tacit report`); site/ is what `make docs` built. Each picture in
 docs/screenshots shows one page three times: light, dark, and on a phone. report.png, the picture in
 the README, is the top of the page in demo. The script fails if a page writes to the console or
 loads anything that is not a file.
@@ -16,7 +16,14 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "report"))
 from browser import Browser, find_browser  # noqa: E402  # found by the line above
 
-RUNS = {"demo": "", "sweep": "", "pate": "", "regress": "", "audit": "audit"}  # shown from here on
+RUNS = {
+    "demo": "",
+    "sweep": "",
+    "pate": "",
+    "regress": "",
+    "audit": "audit",
+    "comparison": "",
+}  # shown from here on
 PAGES = ("index", "tutorials/lora", "reference/training")
 VIEWS = (("light", 1280), ("dark", 1280), ("light", 390))  # preferred colors, width of the window
 HEIGHT, SHOWN, GAP = 1240, 640, 8  # of a window; of a view in the picture; between two views

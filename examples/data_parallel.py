@@ -31,9 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shard", action="store_true", help="FSDP2 in place of DDP")
     is_sharded = parser.parse_args().shard
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    cuda = torch.cuda.is_available()
+    dist.init_process_group("nccl" if cuda else "gloo")
+    device = f"cuda:{dist.get_rank() % torch.cuda.device_count()}" if cuda else "cpu"
     torch.manual_seed(0)  # the same first weights on every rank
     model: nn.Module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model.to(device)
     if is_sharded:
         fully_shard(model[2])
         fully_shard(model)
@@ -41,7 +44,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     x, y = load_digits(return_X_y=True)
-    records = torch.utils.data.TensorDataset(torch.tensor(x / 16).float(), torch.tensor(y))
+    records = torch.tensor(x / 16).float().to(device), torch.tensor(y).to(device)
     private = tacit.make_private(
         model, optimizer, records, losses,
         batch_size=256, epochs=2, clip_norm=1.0, epsilon=3.0, delta=1e-5,
