@@ -1,10 +1,10 @@
 """Draw the pictures of pages in docs/: python docs/pictures.py RUNS/ site/.
 
 RUNS/ holds the folders demo, sweep, pate, regress, audit and comparison, as the verbs write them
-(audit is a run after `tacit audit`, comparison comes from `tacit report`); site/ is what `make docs` built. Each picture in
-docs/screenshots shows one page three times: light, dark, and on a phone. report.png, the picture in
-the README, is the top of the page in demo. The script fails if a page writes to the console or
-loads anything that is not a file.
+(audit is a run after `tacit audit`, comparison comes from `tacit report`); site/ is what `make
+docs` built. Each picture in docs/screenshots shows one page three times: light, dark, and on a
+phone. report.png, the picture in the README, is the top of the page in demo. The script fails if a
+page writes to the console or loads anything that is not a file.
 """
 
 import sys
