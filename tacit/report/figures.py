@@ -299,14 +299,16 @@ class _Axis:
 
 
 def _axes(figure: Figure) -> tuple[_Axis, _Axis]:
-    """Return the x and y axes of the SVG; without a surface, y has a margin above and below."""
+    """Return the x and y axes of the SVG; without a surface, y has a margin, and so has x of dots."""
     ground = figure.surface
     x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
     y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]
     y_values += ground.y if ground else ()
     pad = 0.0 if ground else 0.06
+    has_lines = ground is not None or any(s.is_line for s in figure.series)
+    x_pad = 0.0 if has_lines else pad
     return (
-        _Axis(x_values, is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT)),
+        _Axis(x_values, is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT), pad=x_pad),
         _Axis(y_values, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=pad),
     )
 
