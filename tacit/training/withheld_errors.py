@@ -46,6 +46,11 @@ _WITHHELD = (
     "The text of the error is withheld because it may quote records; make_private(..., debug=True) "
     "shows it. Nothing was released."
 )
+_HINTS = {  # what is most often wrong, by kind of error
+    TypeError: " loss_fn is called as loss_fn(model, batch), where batch is what the data set and "
+    "collate_fn give, and returns one loss per example; a module such as CrossEntropyLoss() takes "
+    "other arguments."
+}
 _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the block, not errors in it
 
 
@@ -110,7 +115,9 @@ def described(error: BaseException, files: frozenset[str]) -> BaseException:
     if is_out_of_memory(error):
         kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
         return kind(f"out of memory in {_stage(error)}{text}")
-    return ProgramError(f"{_stage(error)} raised {name_of_kind(type(error))}{text}")
+    stage = _stage(error)
+    hint = _HINTS.get(type(error), "") if stage == _OTHERWISE else ""
+    return ProgramError(f"{stage} raised {name_of_kind(type(error))}{text}{hint}")
 
 
 def _is_own(error: BaseException) -> bool:

@@ -135,6 +135,14 @@ def test_every_engine_withholds_the_text(options):
     assert caught.value.__context__ is None
 
 
+@pytest.mark.parametrize(
+    "loss_fn", [nn.CrossEntropyLoss(), lambda output, target: F.cross_entropy(output, target)]
+)
+def test_a_loss_with_other_arguments_is_told_which_it_gets(loss_fn):
+    with pytest.raises(ProgramError, match=r"called as loss_fn\(model, batch\)"):
+        run("the model or loss_fn", dataset=data(None), loss_fn=loss_fn)
+
+
 def test_strict_withholds_the_text():
     private = run("augment", isolation="strict")
     with pytest.raises(ProgramError) as caught:
