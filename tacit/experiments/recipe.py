@@ -540,15 +540,13 @@ class Recipe:
             require_trusted(self.model.module, self.model.arguments, trust_code)
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
-        """Return a copy with settings changed, named "section.key"; None changes nothing.
+        """Return a copy with settings changed, also in `[[at]]`; None changes nothing.
 
         >>> Recipe().with_settings({"training.epochs": 20, "run.seed": None}).training.epochs
         20.0
         """
         data = self.to_dict()
-        for dotted, value in settings.items():
-            if value is None:
-                continue
+        for dotted, value in ((d, v) for d, v in settings.items() if v is not None):
             *path, name = dotted.split(".")
             inner = data
             for part in path:
@@ -556,6 +554,8 @@ class Recipe:
                 if not isinstance(inner, dict):
                     raise ValueError(f"{dotted} is not a setting of a recipe.")
             inner[name] = value
+            for given in data.get("at", ()):  # the setting then holds for every epsilon
+                given.get(path[0] if path else "", {}).pop(name, None)
         return type(self)._of(data)
 
     def for_epsilon(self, epsilon: float) -> Self:

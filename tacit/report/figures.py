@@ -299,7 +299,7 @@ class _Axis:
 
 
 def _axes(figure: Figure) -> tuple[_Axis, _Axis]:
-    """Return the x and y axes of the SVG; without a surface, y has a margin, and so has x of dots."""
+    """Return the x and y axes of the SVG; y has a margin, and so has x if only dots are drawn."""
     ground = figure.surface
     x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
     y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]

@@ -94,6 +94,14 @@ def test_settings_between_two_budgets_are_interpolated_on_logarithmic_axes():
     assert recipe.for_epsilon(2.0).features.noise_multiplier == 2.0
 
 
+def test_a_setting_given_by_hand_holds_for_every_epsilon():
+    digits = Recipe.read("digits")
+    assert any("learning_rate" in given.get("training", {}) for given in digits.at)
+    changed = digits.with_settings({"training.learning_rate": 0.123})
+    assert {changed.for_epsilon(e).training.learning_rate for e in (0.5, 3.0)} == {0.123}
+    assert digits.for_epsilon(3.0) != changed.for_epsilon(3.0)
+
+
 def test_a_setting_is_changed_by_its_dotted_name():
     changed = Recipe().with_settings({"training.epochs": 5, "model.kind": "mlp", "name": "x"})
     assert (changed.training.epochs, changed.model.kind, changed.name) == (5.0, "mlp", "x")
