@@ -39,6 +39,15 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_excerpts_stand_in_the_code(page):
+    found = re.findall(
+        r"^<!-- (tacit/\S+) -->\n```py\n(.*?)^```", page.read_text("utf-8"), re.S | re.M
+    )
+    for file, code in found:
+        assert code in (ROOT / file).read_text("utf-8"), code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.M)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
