@@ -2,7 +2,7 @@
 
 mkdocs calls the functions whose names begin with `on_`. The sources are read, not imported, so the
 site is built without torch. Made here: the reference of every public package, the reference of
-recipes, and a page for each table of benchmarks/results.
+recipes, a page for each program of examples/ and one for each table of benchmarks/results.
 """
 
 import ast
@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+EXAMPLES = ROOT / "examples"
 REPOSITORY = "https://github.com/tacit-dp/tacit/blob/main/"
 
 
@@ -33,6 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 {"schemas": "reference/schemas.md"},
             ]
         },
+        {"Examples": [{path.name: f"examples/{path.stem}.md"} for path in examples()]},
         {"Measurements": [{name: f"results/{name}.md"} for name in result_names()]},
     ]
     return config
@@ -51,6 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     )
     for name in result_names():
         pages[f"results/{name}.md"] = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    for example in examples():
+        pages[f"examples/{example.stem}.md"] = example_page(example)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     for figure in sorted([*RESULTS.rglob("*.svg"), *RESULTS.rglob("*.png")]):
@@ -60,7 +64,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Point links to benchmarks/results at its pages, and other links out of docs/ at the code."""
+    """Point links to benchmarks/results at its pages, and other links out of docs/ at the code.
+
+    The name of an example, such as `examples/plain_loop.py`, becomes a link to its page.
+    """
     here = posixpath.dirname(page.file.src_uri)
     source = "benchmarks/results" if here == "results" else posixpath.join("docs", here)
 
@@ -75,7 +82,24 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             raise FileNotFoundError(f"{page.file.src_uri}: {found[1]} does not exist")
         return f"]({REPOSITORY}{target})"
 
-    return re.sub(r"\]\(([^)\s]+)\)", moved, markdown)
+    def linked(found: re.Match[str]) -> str:
+        name = f"examples/{found[1]}"
+        return f"[{found[0]}]({posixpath.relpath(f'{name}.md', here or '.')})"
+
+    markdown = re.sub(r"\]\(([^)\s]+)\)", moved, markdown)
+    names = "|".join(re.escape(path.stem) for path in examples())
+    return re.sub(rf"(?<!\[)`examples/({names})\.(?:py|sh)`(?!\])", linked, markdown)
+
+
+def examples() -> list[Path]:
+    """Return the programs of examples/, by name."""
+    return sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.sh")])
+
+
+def example_page(path: Path) -> str:
+    """Return the page of one example: its whole text."""
+    language = {".py": "py", ".sh": "sh"}[path.suffix]
+    return f"# {path.name}\n\n```{language}\n{path.read_text(encoding='utf-8')}```\n"
 
 
 def public_packages() -> list[str]:
