@@ -1,6 +1,7 @@
 """What the pages in docs/ say is true: their examples run, their links lead somewhere."""
 
 import doctest
+import json
 import re
 import textwrap
 import tomllib
@@ -68,3 +69,11 @@ def test_every_page_is_in_the_navigation(page):
 def test_examples_of_toml_can_be_read(page):
     for text in blocks(page, "toml"):
         tomllib.loads(text)
+
+
+def test_the_page_of_certificates_names_every_field():
+    schema = json.loads((ROOT / "tacit/report/certificate.schema.json").read_text("utf-8"))
+    fields = schema["properties"]
+    names = {*fields, *fields["claim"]["properties"], *fields["context"]["properties"]}
+    page = (ROOT / "docs" / "certificate.md").read_text("utf-8")
+    assert [name for name in names if not re.search(rf"`(claim\.)?{name}`", page)] == []
