@@ -50,6 +50,7 @@ from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shift
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
 from tacit.accounting.pld.sampled_gaussian_panels import CutModel
+from tacit.accounting.pld.sampled_gaussian_series import SeriesModel
 from tacit.accounting.pld.transforms import (
     LOG_CONSTANT,
     ORDERS,
@@ -91,11 +92,20 @@ class Family:
         self.removed = math.fsum(n * m.removed for n, m in zip(counts, models, strict=True))
 
     @staticmethod
-    def of(direction: Direction, *, log_removed: float) -> "Family":
-        """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off."""
+    def of(direction: Direction, *, log_removed: float, may_expand: bool = True) -> "Family":
+        """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off.
+
+        Moments may be expanded in series where these promise to be precise.
+        """
         log_each = log_removed - math.log(direction.steps)
-        models = [_model(law, log_each) for law, _ in direction.parts]
+        spread = _normal_spread(direction) if may_expand else 0.0
+        models = [_model(law, log_each, count, spread) for law, count in direction.parts]
         return Family(models, [count for _, count in direction.parts])
+
+    @property
+    def has_series(self) -> bool:
+        """Whether moments of a law are a series, which may not be precise enough."""
+        return any(isinstance(model, SeriesModel) for model in self.models)
 
     @staticmethod
     def sharp(
@@ -314,7 +324,24 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
     return power, wrong - np.abs(power) * (1 - 4 * ROUND)
 
 
-def _model(law: Law, log_removed: float) -> LossModel:
+def _normal_spread(direction: Direction) -> float:
+    """Return about the standard deviation of a total loss of normal noise; 0 if not known."""
+    squared = 0.0
+    for law, count in direction.parts:
+        if isinstance(law, Shifted):
+            squared += count * law.mu**2
+        elif isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.noise.sigma > 0.1:
+            squared += count * law.rate**2 * math.expm1(1 / law.noise.sigma**2)
+        else:
+            return 0.0
+    return math.sqrt(squared)
+
+
+def _model(law: Law, log_removed: float, count: int = 1, spread: float = 0.0) -> LossModel:
+    """Return the model of a law that occurs `count` times in a total loss of deviation `spread`.
+
+    A spread of 0 stands for one that is not known.
+    """
     if isinstance(law, Shifted):
         return PlainModel(law.mu**2)
     if isinstance(law, Discrete):
@@ -322,7 +349,8 @@ def _model(law: Law, log_removed: float) -> LossModel:
     if not isinstance(law, Sampled):
         raise NotCertified("the law has no transform in closed form.")
     if isinstance(law.noise, Normal):
-        return SmoothModel.cut_lightly(law, log_removed)
+        series = SeriesModel.fitting(law, spread=spread, steps=count, log_removed=log_removed)
+        return series or SmoothModel.cut_lightly(law, log_removed)
     return LaplaceModel(law)
 
 

@@ -74,6 +74,7 @@ class DirectionPrice:
         self.needs_lattice = any(isinstance(law, Mixture) for law, _ in direction.parts)
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
+        self.may_expand = True  # whether moments may be series
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
         """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`."""
@@ -162,7 +163,7 @@ class DirectionPrice:
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
         if floor > 0.0 and answer.upper > floor:  # is this the lesser direction?
-            rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
+            rough = self._plain(floor, delta, _ROUGH)
             found = (rough or self._smoothed(floor, delta)).delta(floor)
             if found.lower <= delta < found.upper and found.width > delta:  # nothing was proved
                 with contextlib.suppress(NotCertified):
@@ -170,8 +171,7 @@ class DirectionPrice:
             if found.upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
-        log_target = math.log(delta) + math.log(self.tolerance)
-        curve = self._tuned_near(guess) or family.plain(guess, log_target)
+        curve = self._tuned_near(guess) or self._plain(guess, delta, self.tolerance)
         while curve and answer.upper > floor:
             self.curves.append(curve)
             found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
@@ -179,7 +179,7 @@ class DirectionPrice:
             if _is_good(answer) or curve.order * abs(found.upper - guess) < 1.0:
                 break
             guess = found.upper  # closer to the truth than the guess for which it was tuned
-            curve = family.plain(guess, log_target)
+            curve = self._plain(guess, delta, self.tolerance)
         if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
             return self._smoothed_epsilon(delta, floor, answer)
         return answer
@@ -258,9 +258,8 @@ class DirectionPrice:
             answer = answer.intersection(Bracket(0.0, bound))
             if answer.upper <= floor:
                 break
-            log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._tuned_near(epsilon) if attempt == 0 else None
-            curve = curve or family.plain(epsilon, log_target)
+            curve = curve or self._plain(epsilon, delta, self.tolerance)
             if curve is None and not may_smooth:
                 raise NotCertified("the transform of the losses does not decay.")
             curve = curve or self._smoothed(epsilon, delta)
@@ -270,6 +269,16 @@ class DirectionPrice:
                 break
             delta = answer.upper
         return answer
+
+    def _plain(self, epsilon: float, delta: float, tolerance: float) -> Contours | None:
+        """Return one contour integral with error about `tolerance` * `delta`; None if costly."""
+        log_target = math.log(delta) + math.log(tolerance)
+        if self._family(delta).has_series:
+            with contextlib.suppress(NotCertified):
+                if curve := self._family(delta).plain(epsilon, log_target):
+                    return curve
+            self.may_expand, self.family = False, None
+        return self._family(delta).plain(epsilon, log_target)
 
     def _tuned_near(self, epsilon: float) -> Contours | None:
         """Return contour integrals computed earlier for an epsilon close to this one, or None."""
@@ -369,7 +378,9 @@ class DirectionPrice:
         """Return the loss laws, high losses of negligible mass cut off."""
         if self.family is None or self.family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)
-            self.family = Family.of(self.direction, log_removed=log_removed)
+            self.family = Family.of(
+                self.direction, log_removed=log_removed, may_expand=self.may_expand
+            )
         return self.family
 
 

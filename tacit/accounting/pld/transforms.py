@@ -18,6 +18,8 @@ from tacit.errors import NotCertified
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
 _ALL_ORDERS = slice(0, len(ORDERS))
+NEAREST, FARTHEST = 2.0**-7, 64.0
+"""Orders outside this range, divided by the deviation of the total, do not help."""
 _FEW_TURNS = 8  # rows of exp(i t loss) up to which each is evaluated
 _MUCH_GAIN = 30.0  # log of integrand over target from which rounding becomes visible
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
@@ -35,6 +37,21 @@ class Cumulants(NamedTuple):
     error: Floats  # `upper - error` is a proved lower bound
     mean: Floats
     variance: Floats
+
+    @staticmethod
+    def on(
+        orders: slice, upper: Floats, error: Floats, mean: Floats, variance: Floats
+    ) -> "Cumulants":
+        """Return the table with these columns at a range of `ORDERS`, and no bound elsewhere."""
+        table = np.full((4, len(ORDERS)), math.inf)
+        table[0, orders], table[1, orders] = upper, error
+        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
+            mean[0],
+            mean,
+            mean[-1],
+        )
+        table[3], table[3, orders] = 1e-100, np.maximum(variance, 1e-100)
+        return Cumulants(*table)
 
     def epsilon_bound(self, delta: float) -> float:
         """Return an upper bound on epsilon at `delta`: the Chernoff bound at the best order."""
@@ -93,6 +110,12 @@ class Cumulants(NamedTuple):
             raise NotCertified("no moment of the loss is known.")
         index = int(np.argmin(cost))
         return int(known[index]), float(window[index])
+
+
+def useful_orders(spread: float) -> tuple[int, int]:
+    """Return the range of `ORDERS` that helps if a total loss has standard deviation `spread`."""
+    low, high = np.searchsorted(ORDERS, (NEAREST / spread, FARTHEST / spread))
+    return min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1)
 
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
@@ -206,15 +229,8 @@ class WeightedLosses(NamedTuple):
         scale = sums[:, 0]
         error = (shaken + used * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
         mean = sums[:, 1] / scale
-        table = np.full((4, len(ORDERS)), math.inf)
-        table[0, orders], table[1, orders] = log_m + error, 2 * error
-        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
-            mean[0],
-            mean,
-            mean[-1],
-        )
-        table[3], table[3, orders] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
-        return Cumulants(*table)
+        variance = sums[:, 2] / scale - mean**2
+        return Cumulants.on(orders, log_m + error, 2 * error, mean, variance)
 
     def tilted(self, tilt: Tilt, error: float) -> "Atoms":
         """Return the losses weighted by exp(order * loss) / M(order).
