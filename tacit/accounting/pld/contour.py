@@ -52,6 +52,7 @@ from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
 from tacit.accounting.pld.sampled_gaussian_panels import CutModel
 from tacit.accounting.pld.sampled_gaussian_series import SeriesModel
 from tacit.accounting.pld.transforms import (
+    ALL_ORDERS,
     LOG_CONSTANT,
     ORDERS,
     AtomicModel,
@@ -61,6 +62,7 @@ from tacit.accounting.pld.transforms import (
     PlainModel,
     Tilt,
     total,
+    useful_orders,
 )
 from tacit.errors import NotCertified
 
@@ -79,28 +81,38 @@ class Family:
         counts: list[int],
         each: list[Cumulants] | None = None,
         smoothing: float = 0.0,
+        used: slice | None = None,
     ) -> None:
         self.models = models
         self.counts = counts
         self.smoothing = smoothing
         self.steps = sum(counts)
         if each is None:
-            variance = math.fsum(n * m.variance for n, m in zip(counts, models, strict=True))
-            each = [model.moments(math.sqrt(variance) + 1e-150) for model in models]
+            if used is None:
+                variance = math.fsum(n * m.variance for n, m in zip(counts, models, strict=True))
+                used = useful_orders(math.sqrt(variance) + 1e-150)
+            each = [model.moments(used) for model in models]
         self.each = each
         self.moments = total(self.each, counts)
         self.removed = math.fsum(n * m.removed for n, m in zip(counts, models, strict=True))
 
     @staticmethod
-    def of(direction: Direction, *, log_removed: float, may_expand: bool = True) -> "Family":
+    def of(
+        direction: Direction,
+        *,
+        log_removed: float,
+        may_expand: bool = False,
+        used: slice | None = None,
+    ) -> "Family":
         """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off.
 
-        Moments may be expanded in series where these promise to be precise.
+        Moments may be expanded in series where these promise to be precise. They are computed in
+        the range `used` of `ORDERS`, by default in that which helps.
         """
         log_each = log_removed - math.log(direction.steps)
         spread = _normal_spread(direction) if may_expand else 0.0
         models = [_model(law, log_each, count, spread) for law, count in direction.parts]
-        return Family(models, [count for _, count in direction.parts])
+        return Family(models, [count for _, count in direction.parts], used=used)
 
     @property
     def has_series(self) -> bool:
@@ -139,6 +151,18 @@ class Family:
         is_cheap = draft.is_light or draft.work <= most
         return Contours(draft, self) if is_cheap and is_precise else None
 
+    def along(self, other: "Contours", epsilon: float, log_target: float) -> "Contours | None":
+        """Return one integral on the line of `other`, as `plain` does.
+
+        The line suits the opposite direction of comparison, whose losses are similar. So moments
+        are needed at one order only, and nothing is known of the aliases: only upper bounds are
+        sharp.
+        """
+        if not math.isfinite(self.moments.upper[other.index]):
+            return None
+        draft = _Draft(self, epsilon, log_target, (other.index, other.window))
+        return Contours(draft, self) if draft.is_light else None
+
     def smoothed(
         self, epsilon: float, log_target: float, large: LargeLosses | None, *, width: float
     ) -> "Contours":
@@ -150,7 +174,7 @@ class Family:
         # The density at epsilon is about order^2 delta, and delta falls by order * delta.
         eta = math.sqrt(width * max(epsilon, 1e-3 / ORDERS[index]) / ORDERS[index])
         models, counts = [*self.models, PlainModel(eta**2)], [*self.counts, 1]
-        each = [*self.each, models[-1].moments(eta)]
+        each = [*self.each, models[-1].moments(ALL_ORDERS)]
         family = Family(models, counts, each, eta)
         family.removed = self.removed
         return Contours(_Draft(family, epsilon, log_target), family, large)
@@ -169,7 +193,8 @@ class Contours:
         self.removed = family.removed
         self.large = large
         self.center = draft.center
-        self.order = draft.order
+        self.order, self.index, self.window = draft.order, draft.index, draft.window
+        self.is_smoothed = family.smoothing > 0
         self.contour = Contour(draft)
         # Close to the level of the marks their share of delta is not known precisely.
         far = math.inf if large is None else self.center + _NEAR * (large.level - self.center)
@@ -195,13 +220,19 @@ class _Draft:
     """Plan of one contour integral: its line Re z = order, its nodes, and the work they cost.
 
     It integrates the moments of `family`. The error of delta near `epsilon` is to be about
-    exp(log_target).
+    exp(log_target). A `line`, the index of its order and the length of its window, may be given.
     """
 
-    def __init__(self, family: Family, epsilon: float, log_target: float) -> None:
+    def __init__(
+        self,
+        family: Family,
+        epsilon: float,
+        log_target: float,
+        line: tuple[int, float] | None = None,
+    ) -> None:
         self.family = family
         self.center = epsilon
-        self.index, self.window = family.moments.choose_line(
+        self.index, self.window = line or family.moments.choose_line(
             epsilon, log_target, is_smoothed=family.smoothing > 0
         )
         self.order = float(ORDERS[self.index])

@@ -37,6 +37,7 @@ _FAIR, _FINE = 1e-4, 1e-6
 or laws that no other method serves."""
 _TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
+_CHECK = 1e-4  # relative error of delta in a first test of which direction is the worse
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
 _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
@@ -75,9 +76,16 @@ class DirectionPrice:
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
         self.may_expand = True  # whether moments may be series
+        self.opposite: DirectionPrice | None = None
 
-    def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`."""
+    def epsilon(
+        self, delta: float, *, floor: float = 0.0, opposite: "DirectionPrice | None" = None
+    ) -> Bracket:
+        """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`.
+
+        `opposite` is the direction whose price is `floor`.
+        """
+        self.opposite = opposite
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
@@ -159,6 +167,8 @@ class DirectionPrice:
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
             return answer.intersection(Bracket(0.0, bound))
+        if floor > 0.0 and self._is_cheaper(floor, delta):
+            return answer.intersection(Bracket(0.0, floor))
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
@@ -183,6 +193,23 @@ class DirectionPrice:
         if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
             return self._smoothed_epsilon(delta, floor, answer)
         return answer
+
+    def _is_cheaper(self, floor: float, delta: float) -> bool:
+        """Return whether delta(`floor`) is proved to be at most `delta` on the opposite's line."""
+        other = None if self.opposite is None else self.opposite.curves[-1:]
+        if not other or not isinstance(other[0], Contours) or other[0].is_smoothed:
+            return False
+        log_target = math.log(delta) + math.log(_CHECK)
+        family = Family.of(
+            self.direction,
+            log_removed=log_target - 3.0,
+            may_expand=self.may_expand,
+            used=slice(other[0].index, other[0].index + 1),
+        )
+        if math.exp(family.moments.log_delta_bound(floor)) + family.removed <= delta:
+            return True
+        curve = family.along(other[0], floor, log_target)
+        return curve is not None and curve.delta(floor).upper <= delta
 
     def _mixture_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         return answer.intersection(mixture_epsilon(self.direction, delta, floor))

@@ -46,7 +46,6 @@ from tacit.accounting.pld.transforms import (
     Factor,
     Tilt,
     WeightedLosses,
-    useful_orders,
 )
 from tacit.errors import NotCertified
 
@@ -170,16 +169,16 @@ class SmoothModel(NormalSample):
         log_p, loss = self.losses(y)
         return log_p + log_ndtr((self.cut - y) / self.width), loss
 
-    def moments(self, spread: float) -> Cumulants:
-        used = useful_orders(spread)
-        if used not in self.known_moments:
-            self.known_moments[used] = self._moments(slice(*used))
-        return self.known_moments[used]
+    def moments(self, used: slice) -> Cumulants:
+        key = used.start, used.stop
+        if key not in self.known_moments:
+            self.known_moments[key] = self._moments(used)
+        return self.known_moments[key]
 
     def _moments(self, used: slice) -> Cumulants:
         found = self.nodes.cumulants(removed=self.removed, orders=used)
         orders = ORDERS[used]
-        is_used = orders <= orders[-1] * (_USEFUL / FARTHEST)
+        is_used = orders <= max(orders[-1] * (_USEFUL / FARTHEST), orders[0])
         log_outside = self._log_outside(orders, is_used)
         self.known_outside[used] = log_outside
         outside = np.exp(np.minimum(log_outside - found.upper[used], 200.0))

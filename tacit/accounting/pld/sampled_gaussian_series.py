@@ -48,7 +48,7 @@ from scipy.special import ndtr
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Complexes, log1p, log_sum_exp
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, useful_orders
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt
 
 _MOST_TERMS = 20
 _LEAST_NOISE = 0.7  # noise below which no series is tried
@@ -144,11 +144,11 @@ class SeriesModel:
         error += (_UNITS * ROUND) * (self.coefficients @ sizes[1:-1])
         return self.coefficients @ binomials[1:-1], error, sizes[-1]
 
-    def moments(self, spread: float) -> Cumulants:
-        used = useful_orders(spread)
-        if used not in self.known_moments:
-            self.known_moments[used] = self._moments(slice(*used))
-        return self.known_moments[used]
+    def moments(self, used: slice) -> Cumulants:
+        key = used.start, used.stop
+        if key not in self.known_moments:
+            self.known_moments[key] = self._moments(used)
+        return self.known_moments[key]
 
     def _moments(self, used: slice) -> Cumulants:
         orders = ORDERS[used]
@@ -231,6 +231,7 @@ def _series_model(law: Sampled, n_terms: int, cut: float) -> SeriesModel:
 _LOG_FACTORIAL: Floats = np.array([math.lgamma(k + 1) for k in range(_MOST_TERMS + 1)])
 
 
+@lru_cache(maxsize=16)
 def _central_moments(h: float) -> Floats:
     """Return E[(X - 1)^k] for k up to the largest number of terms, X lognormal of variance h."""
     table = _graph_counts()
