@@ -86,6 +86,8 @@ class SeriesModel:
         self.coefficients: Floats = (powers * _central_moments(h)[:n_terms])[2:]
         log_moment = 0.5 * k * (k - 1) / self.sigma**2
         self.lost: Floats = powers * np.exp(log_moment) * ndtr(k / self.sigma - cut) * (1 + 1e-12)
+        self.weights: Floats = self.lost[1:].copy()
+        self.weights[1:] += (_UNITS * ROUND) * self.coefficients
         weight = law.a * law.rate
         above = (1 - weight) * ndtr(-cut) + weight * ndtr(1 / self.sigma - cut)
         self.removed = float(above) * (1 + 1e-12)
@@ -106,15 +108,11 @@ class SeriesModel:
         sigma = law.noise.sigma
         if sigma < _LEAST_NOISE or spread == 0.0:
             return None
-        terms = np.arange(4, _MOST_TERMS + 1, 2)
-        size = law.rate * (_REACH / spread + 1)
-        moments = _central_moments(math.expm1(1 / sigma**2))[terms]
-        logs = terms * math.log(size) + np.log(moments) - _LOG_FACTORIAL[terms]
-        best = int(np.argmin(logs))
-        if logs[best] + math.log(steps) > _LOG_SMALL:
+        n_terms, log_size = _best_number(law.rate * (_REACH / spread + 1), sigma)
+        if log_size + math.log(steps) > _LOG_SMALL:
             return None
         cut = law.a / sigma + math.sqrt(max(-2 * log_removed, 1.0))
-        return _series_model(law, int(terms[best]), _STEP * math.ceil(cut / _STEP))
+        return _series_model(law, n_terms, _STEP * math.ceil(cut / _STEP))
 
     def _cells(self) -> Cells:
         y = _STEP * np.arange(_LEFT / _STEP, self.cut / _STEP + 0.5)
@@ -140,9 +138,11 @@ class SeriesModel:
         factors = z - (k - 1) if self.law.a else -z - k  # w - k, rounded once
         binomials = np.cumprod(factors / (k + 1), axis=0)  # (terms, orders)
         sizes = np.abs(binomials)
-        error = self.lost[0] + self.lost[1:] @ sizes[:-1]
-        error += (_UNITS * ROUND) * (self.coefficients @ sizes[1:-1])
-        return self.coefficients @ binomials[1:-1], error, sizes[-1]
+        return self.coefficients @ binomials[1:-1], self.error(sizes), sizes[-1]
+
+    def error(self, sizes: Floats) -> Floats:
+        """Bound the errors of rounding and of the cut, given all |binomial(w, k)|, k >= 1."""
+        return self.lost[0] + self.weights @ sizes[:-1]
 
     def moments(self, used: slice) -> Cumulants:
         key = used.start, used.stop
@@ -207,9 +207,11 @@ class TiltedSeries:
         return min(0.5 * s * s + math.log1p(max(mean, 1e-15 - 1.0) + edge), 0.0)
 
     def lay_nodes(self, t: float, log_error: float) -> int:
-        _, error, last = self.base.series(np.array([self.order + 1j * t]))
-        error += last * math.exp(min(self.log_weight, 600.0))
-        return 0 if float(error[0]) <= math.exp(log_error) else _TOO_MANY
+        k = np.arange(self.base.n_terms)
+        sizes = np.cumprod(np.hypot(self.base.power(self.order) - k, t) / (k + 1))
+        error = float(self.base.error(sizes))
+        error += float(sizes[-1]) * math.exp(min(self.log_weight, 600.0))
+        return 0 if error <= math.exp(log_error) else _TOO_MANY
 
     def factor(self, step: float, size: int) -> Factor:
         z = self.order + 1j * (step * np.arange(size, dtype=float))
@@ -228,6 +230,19 @@ def _series_model(law: Sampled, n_terms: int, cut: float) -> SeriesModel:
     return SeriesModel(law, n_terms, cut)
 
 
+@lru_cache(maxsize=16)
+def _best_number(size: float, sigma: float) -> tuple[int, float]:
+    """Return a number of terms, and about the log of the remainder if |w| times the rate is `size`.
+
+    It is the same in both directions of comparison.
+    """
+    moments = _central_moments(math.expm1(1 / sigma**2))[_NUMBERS]
+    logs = _NUMBERS * math.log(size) + np.log(moments) - _LOG_FACTORIAL[_NUMBERS]
+    best = int(np.argmin(logs))
+    return int(_NUMBERS[best]), float(logs[best])
+
+
+_NUMBERS = np.arange(4, _MOST_TERMS + 1, 2)  # of terms
 _LOG_FACTORIAL: Floats = np.array([math.lgamma(k + 1) for k in range(_MOST_TERMS + 1)])
 
 
