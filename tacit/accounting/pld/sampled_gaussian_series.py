@@ -153,7 +153,10 @@ class SeriesModel:
     def _moments(self, used: slice) -> Cumulants:
         orders = ORDERS[used]
         self.log_weight[used] = self._log_weights(orders)
-        excess, error, last = self.series(np.concatenate((orders, orders * (1 + _NUDGE * 1j))))
+        points: Complexes = np.concatenate(
+            (orders, orders * (1 + _NUDGE * 1j)), dtype=np.complex128
+        )
+        excess, error, last = self.series(points)
         size = len(orders)
         moment = np.maximum(1 + excess.real[:size], 1e-300)
         error = error[:size] + last[:size] * np.exp(np.minimum(self.log_weight[used], 600.0))
@@ -208,13 +211,14 @@ class TiltedSeries:
 
     def lay_nodes(self, t: float, log_error: float) -> int:
         k = np.arange(self.base.n_terms)
-        sizes = np.cumprod(np.hypot(self.base.power(self.order) - k, t) / (k + 1))
+        power = float(self.base.power(self.order))
+        sizes = np.asarray(np.cumprod(np.hypot(power - k, t) / (k + 1)), np.float64)
         error = float(self.base.error(sizes))
         error += float(sizes[-1]) * math.exp(min(self.log_weight, 600.0))
         return 0 if error <= math.exp(log_error) else _TOO_MANY
 
     def factor(self, step: float, size: int) -> Factor:
-        z = self.order + 1j * (step * np.arange(size, dtype=float))
+        z = np.asarray(self.order + 1j * (step * np.arange(size, dtype=float)), np.complex128)
         excess, error, last = self.base.series(z)
         error += last * math.exp(min(self.log_weight, 600.0))
         log = log1p(excess)
@@ -250,7 +254,8 @@ _LOG_FACTORIAL: Floats = np.array([math.lgamma(k + 1) for k in range(_MOST_TERMS
 def _central_moments(h: float) -> Floats:
     """Return E[(X - 1)^k] for k up to the largest number of terms, X lognormal of variance h."""
     table = _graph_counts()
-    return table @ h ** np.arange(table.shape[1])
+    powers: Floats = h ** np.arange(table.shape[1], dtype=float)
+    return table @ powers
 
 
 @cache
