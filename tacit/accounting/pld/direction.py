@@ -323,7 +323,9 @@ class DirectionPrice:
             return self._refined(delta, answer, moments, log_target)
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
-        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
+        # The price of the other direction is a lower end, too.
+        width = answer.upper - max(answer.lower, floor)
+        sizes = 1 if self.is_smooth and width <= 0.05 * answer.upper else sizes
         for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
