@@ -188,10 +188,12 @@ def log_sum_exp(logs: Floats) -> Floats:
 def log1p(z: Complexes) -> Complexes:
     """Return log(1 + z) of complex z with full relative accuracy for small z, unlike numpy's."""
     out = np.empty_like(z)
-    near = 0.5 * np.log1p(np.maximum(z.real * (2 + z.real) + z.imag**2, -0.9))
-    far = np.log(np.maximum(np.hypot(1 + z.real, z.imag), 1e-300))
-    out.real = np.where(np.abs(z) < 0.5, near, far)
-    out.imag = np.arctan2(z.imag, 1 + z.real)
+    x, y = z.real, z.imag
+    out.real = 0.5 * np.log1p(np.maximum(x * (2 + x) + y * y, -0.9))
+    out.imag = np.arctan2(y, 1 + x)
+    is_far = np.abs(z) >= 0.5
+    if is_far.any():
+        out.real = np.where(is_far, np.log(np.maximum(np.hypot(1 + x, y), 1e-300)), out.real)
     return out
 
 

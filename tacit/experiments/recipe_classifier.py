@@ -38,6 +38,9 @@ class PlannedRecipe(NamedTuple):
     event: Event
 
 
+_TABLES = ("features", "model", "training")  # of a recipe, whose settings may differ between runs
+
+
 @dataclass(eq=False)
 class RecipeClassifier:
     """The model of a recipe, trained by DP-SGD on the records given to `fit`.
@@ -115,7 +118,7 @@ class RecipeClassifier:
 
     def planned(self, n_records: int) -> PlannedRecipe:
         """Return what `fit` trains on `n_records` records: recipe, noise multiplier and event."""
-        recipe = self.recipe.for_epsilon(self.epsilon).with_settings(self.settings)
+        recipe = _varied(self.recipe.for_epsilon(self.epsilon), self.settings)
         if recipe.training.shrink > 1:
             raise ValueError("training.shrink must be 1 here: such a run exceeds its budget.")
         privacy = replace(
@@ -154,7 +157,7 @@ class RecipeClassifier:
         known = self.get_params()
         for name, value in params.items():
             if "." in name:
-                self.recipe.with_settings({name: value})  # raises if there is no such setting
+                _varied(self.recipe, {name: value})  # raises if there is no such setting
                 self.settings = {**self.settings, name: value}
             elif name in known:
                 setattr(self, name, value)
@@ -181,6 +184,18 @@ class RecipeClassifier:
         model = models.build(recipe.model, prepared.shape, len(self.classes_), seed=0)
         model.load_state_dict({n: torch.from_numpy(v) for n, v in self.weights_.items()})
         return Released(recipe, model.eval(), prepared.summaries)
+
+
+def _varied(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """Return `recipe` with these settings; data, budget and seed are those of the estimator."""
+    fixed = sorted(name for name in settings if name.partition(".")[0] not in _TABLES)
+    varied = recipe.with_settings(settings)
+    if fixed:
+        raise ValueError(
+            f"{', '.join(fixed)} cannot be varied: the estimator has its own data, budget and "
+            f"seed. Vary settings of {', '.join(_TABLES)}."
+        )
+    return varied
 
 
 def _with_affordable_features(recipe: Recipe, n_records: int) -> Recipe:

@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -235,7 +236,33 @@ def parts_of(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Discard what is printed, logged or warned of in the block: it may show private values."""
+    """Discard what is printed, logged or warned of in the block: it may show private values.
+
+    Output belongs to the whole process. So blocks of several threads share one silence, from the
+    first that begins to the last that ends.
+    """
+    global _n_silent
+    with _silence_lock:
+        if _n_silent == 0:
+            _undo.enter_context(_discarded())
+        _n_silent += 1
+    try:
+        yield
+    finally:
+        with _silence_lock:
+            _n_silent -= 1
+            if _n_silent == 0:
+                _undo.close()
+
+
+_n_silent = 0  # blocks that are silent now
+_silence_lock = threading.Lock()
+_undo = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def _discarded() -> Iterator[None]:
+    """Discard output of the process, from the beginning to the end of the block."""
     before = logging.root.manager.disable
     logging.disable(sys.maxsize)
     try:

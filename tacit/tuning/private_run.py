@@ -6,6 +6,7 @@ scores lowest: that is read from what the run would have released. Any other fai
 the records in ways that no price covers, so it ends the whole search.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,10 +87,12 @@ class PrivateRuns:
                 "has ended and releases nothing. The estimator must pay once, for an event that "
                 "follows from public settings."
             )
+        candidates.forget_run(model)
         score = math.nan
         if self.score is not None and self.scoring is not None:
-            score = self.score.release(model, *self.scoring, generator(score_seed))
-        candidates.forget_run(model)
+            # A copy predicts: what it keeps of the scoring records is not in the released model.
+            scored = copy.deepcopy(model)
+            score = self.score.release(scored, *self.scoring, generator(score_seed))
         return Outcome(score if _is_finite(model) else -math.inf, model)
 
 

@@ -400,7 +400,9 @@ def _fingerprints(
     plain = {key: value for key, value in settings.items() if key not in ignored}
     try:
         own = {k: v for k, v in candidates.estimator.get_params().items() if "ledger" not in k}
-        parts = (tuple(records), candidates.public, candidates.configurations, plain, own)
+        kind = type(candidates.estimator)
+        program = kind.__module__, kind.__qualname__
+        parts = (tuple(records), candidates.public, candidates.configurations, plain, own, program)
         return [str(digest(part)).encode() for part in parts]
     except (pickle.PicklingError, TypeError, AttributeError):
         return [secrets.token_bytes(32)]

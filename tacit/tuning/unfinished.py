@@ -13,6 +13,7 @@ import hmac
 import os
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 
 from tacit.tuning.private_run import Outcome
@@ -56,8 +57,15 @@ class Unfinished:
 
     def delete(self) -> None:
         """Remove every outcome."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is None:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder.exists():
+            warnings.warn(
+                f"{self._folder} holds private outcomes of a search and could not be deleted. "
+                "Delete it.",
+                stacklevel=3,
+            )
 
     def _code(self, run: int, content: bytes) -> bytes:
         return hmac.new(self._key, run.to_bytes(8) + content, hashlib.sha256).digest()

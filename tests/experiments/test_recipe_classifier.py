@@ -43,6 +43,11 @@ def test_settings_go_by_the_names_of_the_recipe():
         model.set_params(**{"training.clipnorm": 0.5})
     with pytest.raises(ValueError, match="no setting 'clip_norm'"):
         model.set_params(clip_norm=0.5)
+    for name, value in {"privacy.epsilon": 8.0, "run.seed": 1, "data.name": "mnist"}.items():
+        with pytest.raises(ValueError, match=f"{name} cannot be varied"):
+            model.set_params(**{name: value})
+    with pytest.raises(ValueError, match="delta cannot be varied"):
+        RecipeClassifier(Recipe.parse(QUICK), {"privacy.delta": 0.5}).planned(1000)
     with pytest.raises(ValueError, match="shrink must be 1"):
         model.set_params(**{"training.shrink": 2}).planned(1000)
 

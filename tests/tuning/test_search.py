@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tacit.pate import GNMax, PATEClassifier
 from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.tuning import CheapTrials, EveryConfiguration, PrivateSearch, RandomRuns, SearchFailed
 from tacit.tuning import search as search_module
+from tacit.tuning.candidates import silence
 
 LEVELS = {"level": [0.1, 0.5, 0.9]}
 EVERY = EveryConfiguration()
@@ -324,3 +326,67 @@ def test_pate_is_searched_with_the_noise_it_was_given():
     assert search.best_estimator_.ledger_ is None
     with pytest.raises(ValueError, match=r"above epsilon = 0\.1"):
         search.set_params(epsilon=0.1).fit(X, y, public)
+
+
+class _Remembers(toy.Toy):
+    """Keeps the inputs of its last prediction, as a cache would."""
+
+    def predict(self, X):
+        self.seen_ = X
+        return super().predict(X)
+
+
+def test_the_released_model_holds_no_scoring_record():
+    search = PrivateSearch(_Remembers(), LEVELS, runs=EVERY).fit(*toy.records())
+    assert not hasattr(search.best_estimator_, "seen_")
+
+
+def test_another_estimator_with_the_same_settings_is_another_search(tmp_path, monkeypatch):
+    X, y = toy.records()
+    path = tmp_path / "clinic.ledger"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, tacit.Ledger(path) as ledger:
+        patch.setattr(search_module.PrivateRuns, "run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            toy_search(ledger=ledger).fit(X, y)
+    with tacit.Ledger(path) as ledger:
+        search = PrivateSearch(_Remembers(), LEVELS, runs=EVERY, random_state=0, ledger=ledger)
+        search.fit(X, y)
+        assert len(ledger.history()) == 2
+
+
+def test_threads_share_one_silence(capsys):
+    """The block that began first ends first, while the other one still prints."""
+    both, first_ended = threading.Barrier(2), threading.Event()
+
+    def first():
+        with silence():
+            both.wait(10)
+        first_ended.set()
+
+    def second():
+        with silence():
+            both.wait(10)
+            assert first_ended.wait(10)
+            print("private")
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("public")
+    assert capsys.readouterr().out == "public\n"
+
+
+def test_outcomes_that_cannot_be_deleted_are_named(tmp_path, monkeypatch):
+    kept = search_module.Unfinished(tmp_path / "a.ledger", 5)
+    kept.write(0, search_module.Outcome(1.0, "model"))
+    with monkeypatch.context() as patch:
+        patch.setattr("tacit.tuning.unfinished.shutil.rmtree", lambda *_, **__: None)
+        with pytest.warns(UserWarning, match="Delete it"):
+            kept.delete()
+    kept.delete()

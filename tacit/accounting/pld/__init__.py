@@ -151,8 +151,10 @@ class _WorstDirection(NamedTuple):
 
     def epsilon(self, delta: float) -> Bracket:
         worst = Bracket(0.0, 0.0)
+        opposite = None
         for one in self.directions:
-            worst = worst.worse(one.epsilon(delta, floor=worst.lower))
+            worst = worst.worse(one.epsilon(delta, floor=worst.lower, opposite=opposite))
+            opposite = one
         return worst
 
     def delta(self, epsilon: float) -> Bracket:

@@ -50,7 +50,9 @@ from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shift
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
 from tacit.accounting.pld.sampled_gaussian_panels import CutModel
+from tacit.accounting.pld.sampled_gaussian_series import SeriesModel
 from tacit.accounting.pld.transforms import (
+    ALL_ORDERS,
     LOG_CONSTANT,
     ORDERS,
     AtomicModel,
@@ -60,6 +62,7 @@ from tacit.accounting.pld.transforms import (
     PlainModel,
     Tilt,
     total,
+    useful_orders,
 )
 from tacit.errors import NotCertified
 
@@ -78,24 +81,43 @@ class Family:
         counts: list[int],
         each: list[Cumulants] | None = None,
         smoothing: float = 0.0,
+        used: slice | None = None,
     ) -> None:
         self.models = models
         self.counts = counts
         self.smoothing = smoothing
         self.steps = sum(counts)
         if each is None:
-            variance = math.fsum(n * m.variance for n, m in zip(counts, models, strict=True))
-            each = [model.moments(math.sqrt(variance) + 1e-150) for model in models]
+            if used is None:
+                variance = math.fsum(n * m.variance for n, m in zip(counts, models, strict=True))
+                used = useful_orders(math.sqrt(variance) + 1e-150)
+            each = [model.moments(used) for model in models]
         self.each = each
         self.moments = total(self.each, counts)
         self.removed = math.fsum(n * m.removed for n, m in zip(counts, models, strict=True))
 
     @staticmethod
-    def of(direction: Direction, *, log_removed: float) -> "Family":
-        """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off."""
+    def of(
+        direction: Direction,
+        *,
+        log_removed: float,
+        may_expand: bool = False,
+        used: slice | None = None,
+    ) -> "Family":
+        """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off.
+
+        Moments may be expanded in series where these promise to be precise. They are computed in
+        the range `used` of `ORDERS`, by default in that which helps.
+        """
         log_each = log_removed - math.log(direction.steps)
-        models = [_model(law, log_each) for law, _ in direction.parts]
-        return Family(models, [count for _, count in direction.parts])
+        spread = _normal_spread(direction) if may_expand else 0.0
+        models = [_model(law, log_each, count, spread) for law, count in direction.parts]
+        return Family(models, [count for _, count in direction.parts], used=used)
+
+    @property
+    def has_series(self) -> bool:
+        """Whether moments of a law are a series, which may not be precise enough."""
+        return any(isinstance(model, SeriesModel) for model in self.models)
 
     @staticmethod
     def sharp(
@@ -129,6 +151,18 @@ class Family:
         is_cheap = draft.is_light or draft.work <= most
         return Contours(draft, self) if is_cheap and is_precise else None
 
+    def along(self, other: "Contours", epsilon: float, log_target: float) -> "Contours | None":
+        """Return one integral on the line of `other`, as `plain` does.
+
+        The line suits the opposite direction of comparison, whose losses are similar. So moments
+        are needed at one order only, and nothing is known of the aliases: only upper bounds are
+        sharp.
+        """
+        if not math.isfinite(self.moments.upper[other.index]):
+            return None
+        draft = _Draft(self, epsilon, log_target, (other.index, other.window))
+        return Contours(draft, self) if draft.is_light else None
+
     def smoothed(
         self, epsilon: float, log_target: float, large: LargeLosses | None, *, width: float
     ) -> "Contours":
@@ -140,7 +174,7 @@ class Family:
         # The density at epsilon is about order^2 delta, and delta falls by order * delta.
         eta = math.sqrt(width * max(epsilon, 1e-3 / ORDERS[index]) / ORDERS[index])
         models, counts = [*self.models, PlainModel(eta**2)], [*self.counts, 1]
-        each = [*self.each, models[-1].moments(eta)]
+        each = [*self.each, models[-1].moments(ALL_ORDERS)]
         family = Family(models, counts, each, eta)
         family.removed = self.removed
         return Contours(_Draft(family, epsilon, log_target), family, large)
@@ -159,7 +193,8 @@ class Contours:
         self.removed = family.removed
         self.large = large
         self.center = draft.center
-        self.order = draft.order
+        self.order, self.index, self.window = draft.order, draft.index, draft.window
+        self.is_smoothed = family.smoothing > 0
         self.contour = Contour(draft)
         # Close to the level of the marks their share of delta is not known precisely.
         far = math.inf if large is None else self.center + _NEAR * (large.level - self.center)
@@ -185,13 +220,19 @@ class _Draft:
     """Plan of one contour integral: its line Re z = order, its nodes, and the work they cost.
 
     It integrates the moments of `family`. The error of delta near `epsilon` is to be about
-    exp(log_target).
+    exp(log_target). A `line`, the index of its order and the length of its window, may be given.
     """
 
-    def __init__(self, family: Family, epsilon: float, log_target: float) -> None:
+    def __init__(
+        self,
+        family: Family,
+        epsilon: float,
+        log_target: float,
+        line: tuple[int, float] | None = None,
+    ) -> None:
         self.family = family
         self.center = epsilon
-        self.index, self.window = family.moments.choose_line(
+        self.index, self.window = line or family.moments.choose_line(
             epsilon, log_target, is_smoothed=family.smoothing > 0
         )
         self.order = float(ORDERS[self.index])
@@ -314,7 +355,24 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
     return power, wrong - np.abs(power) * (1 - 4 * ROUND)
 
 
-def _model(law: Law, log_removed: float) -> LossModel:
+def _normal_spread(direction: Direction) -> float:
+    """Return about the standard deviation of a total loss of normal noise; 0 if not known."""
+    squared = 0.0
+    for law, count in direction.parts:
+        if isinstance(law, Shifted):
+            squared += count * law.mu**2
+        elif isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.noise.sigma > 0.1:
+            squared += count * law.rate**2 * math.expm1(1 / law.noise.sigma**2)
+        else:
+            return 0.0
+    return math.sqrt(squared)
+
+
+def _model(law: Law, log_removed: float, count: int = 1, spread: float = 0.0) -> LossModel:
+    """Return the model of a law that occurs `count` times in a total loss of deviation `spread`.
+
+    A spread of 0 stands for one that is not known.
+    """
     if isinstance(law, Shifted):
         return PlainModel(law.mu**2)
     if isinstance(law, Discrete):
@@ -322,7 +380,8 @@ def _model(law: Law, log_removed: float) -> LossModel:
     if not isinstance(law, Sampled):
         raise NotCertified("the law has no transform in closed form.")
     if isinstance(law.noise, Normal):
-        return SmoothModel.cut_lightly(law, log_removed)
+        series = SeriesModel.fitting(law, spread=spread, steps=count, log_removed=log_removed)
+        return series or SmoothModel.cut_lightly(law, log_removed)
     return LaplaceModel(law)
 
 

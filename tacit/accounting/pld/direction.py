@@ -37,6 +37,7 @@ _FAIR, _FINE = 1e-4, 1e-6
 or laws that no other method serves."""
 _TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
+_CHECK = 1e-4  # relative error of delta in a first test of which direction is the worse
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
 _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
@@ -74,9 +75,17 @@ class DirectionPrice:
         self.needs_lattice = any(isinstance(law, Mixture) for law, _ in direction.parts)
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
+        self.may_expand = True  # whether moments may be series
+        self.opposite: DirectionPrice | None = None
 
-    def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`."""
+    def epsilon(
+        self, delta: float, *, floor: float = 0.0, opposite: "DirectionPrice | None" = None
+    ) -> Bracket:
+        """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`.
+
+        `opposite` is the direction whose price is `floor`.
+        """
+        self.opposite = opposite
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
@@ -158,11 +167,13 @@ class DirectionPrice:
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
             return answer.intersection(Bracket(0.0, bound))
+        if floor > 0.0 and self._is_cheaper(floor, delta):
+            return answer.intersection(Bracket(0.0, floor))
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
         if floor > 0.0 and answer.upper > floor:  # is this the lesser direction?
-            rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
+            rough = self._plain(floor, delta, _ROUGH)
             found = (rough or self._smoothed(floor, delta)).delta(floor)
             if found.lower <= delta < found.upper and found.width > delta:  # nothing was proved
                 with contextlib.suppress(NotCertified):
@@ -170,8 +181,7 @@ class DirectionPrice:
             if found.upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
-        log_target = math.log(delta) + math.log(self.tolerance)
-        curve = self._tuned_near(guess) or family.plain(guess, log_target)
+        curve = self._tuned_near(guess) or self._plain(guess, delta, self.tolerance)
         while curve and answer.upper > floor:
             self.curves.append(curve)
             found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
@@ -179,10 +189,27 @@ class DirectionPrice:
             if _is_good(answer) or curve.order * abs(found.upper - guess) < 1.0:
                 break
             guess = found.upper  # closer to the truth than the guess for which it was tuned
-            curve = family.plain(guess, log_target)
+            curve = self._plain(guess, delta, self.tolerance)
         if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
             return self._smoothed_epsilon(delta, floor, answer)
         return answer
+
+    def _is_cheaper(self, floor: float, delta: float) -> bool:
+        """Return whether delta(`floor`) is proved to be at most `delta` on the opposite's line."""
+        other = None if self.opposite is None else self.opposite.curves[-1:]
+        if not other or not isinstance(other[0], Contours) or other[0].is_smoothed:
+            return False
+        log_target = math.log(delta) + math.log(_CHECK)
+        family = Family.of(
+            self.direction,
+            log_removed=log_target - 3.0,
+            may_expand=self.may_expand,
+            used=slice(other[0].index, other[0].index + 1),
+        )
+        if math.exp(family.moments.log_delta_bound(floor)) + family.removed <= delta:
+            return True
+        curve = family.along(other[0], floor, log_target)
+        return curve is not None and curve.delta(floor).upper <= delta
 
     def _mixture_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         return answer.intersection(mixture_epsilon(self.direction, delta, floor))
@@ -258,9 +285,8 @@ class DirectionPrice:
             answer = answer.intersection(Bracket(0.0, bound))
             if answer.upper <= floor:
                 break
-            log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._tuned_near(epsilon) if attempt == 0 else None
-            curve = curve or family.plain(epsilon, log_target)
+            curve = curve or self._plain(epsilon, delta, self.tolerance)
             if curve is None and not may_smooth:
                 raise NotCertified("the transform of the losses does not decay.")
             curve = curve or self._smoothed(epsilon, delta)
@@ -270,6 +296,16 @@ class DirectionPrice:
                 break
             delta = answer.upper
         return answer
+
+    def _plain(self, epsilon: float, delta: float, tolerance: float) -> Contours | None:
+        """Return one contour integral with error about `tolerance` * `delta`; None if costly."""
+        log_target = math.log(delta) + math.log(tolerance)
+        if self._family(delta).has_series:
+            with contextlib.suppress(NotCertified):
+                if curve := self._family(delta).plain(epsilon, log_target):
+                    return curve
+            self.may_expand, self.family = False, None
+        return self._family(delta).plain(epsilon, log_target)
 
     def _tuned_near(self, epsilon: float) -> Contours | None:
         """Return contour integrals computed earlier for an epsilon close to this one, or None."""
@@ -287,7 +323,9 @@ class DirectionPrice:
             return self._refined(delta, answer, moments, log_target)
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
-        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
+        # The price of the other direction is a lower end, too.
+        width = answer.upper - max(answer.lower, floor)
+        sizes = 1 if self.is_smooth and width <= 0.05 * answer.upper else sizes
         for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
@@ -369,7 +407,9 @@ class DirectionPrice:
         """Return the loss laws, high losses of negligible mass cut off."""
         if self.family is None or self.family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)
-            self.family = Family.of(self.direction, log_removed=log_removed)
+            self.family = Family.of(
+                self.direction, log_removed=log_removed, may_expand=self.may_expand
+            )
         return self.family
 
 

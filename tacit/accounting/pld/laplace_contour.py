@@ -140,7 +140,7 @@ class LaplaceModel:
             logs.append(np.logaddexp.reduce(fixed + worst - 0.5 * low + t * turn, axis=1))
         return np.logaddexp.reduce(logs) + math.log(half) + LOG_GAUSS
 
-    def moments(self, _spread: float) -> Cumulants:
+    def moments(self, _used: slice) -> Cumulants:
         # M is the sum over the nodes up to its error, and at most exp(order * largest loss).
         panels = max(8, math.ceil(2 * self.epsilon))
         nodes = self.nodes(panels)

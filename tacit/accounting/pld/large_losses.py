@@ -158,7 +158,7 @@ def _lows(direction: Direction, lowest: float, log_leak: float) -> Lows:
     with np.errstate(over="ignore"):
         for law, count in direction.parts:
             if isinstance(law, Shifted):
-                log_m += count * PlainModel(law.mu**2).moments(law.mu).upper
+                log_m += count * PlainModel(law.mu**2).moments().upper
             elif isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.b == 0:
                 log_m += count * log_moments_if_added(law.rate, law.noise.sigma)
             elif isinstance(law, Sampled):
@@ -184,7 +184,7 @@ def chernoff_if_added(direction: Direction, delta: float) -> float:
     with np.errstate(over="ignore"):
         for law, count in direction.parts:
             if isinstance(law, Shifted):
-                log_m += count * PlainModel(law.mu**2).moments(law.mu).upper
+                log_m += count * PlainModel(law.mu**2).moments().upper
             elif (
                 isinstance(law, Sampled)
                 and isinstance(law.noise, Normal)

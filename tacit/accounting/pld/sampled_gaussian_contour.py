@@ -39,7 +39,14 @@ from scipy.special import expit, log_ndtr, logit
 from tacit._arrays import Flags, Floats
 from tacit.accounting.one_event import ROUND, Numbers, log_mixture, log_sum_exp
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, WeightedLosses
+from tacit.accounting.pld.transforms import (
+    FARTHEST,
+    ORDERS,
+    Cumulants,
+    Factor,
+    Tilt,
+    WeightedLosses,
+)
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -53,8 +60,6 @@ _STRIP: Floats = np.geomspace(0.02, 1.0, 12)
 """The same for the quadrature of moments."""
 _SHALLOW: Floats = np.linspace(0.0, 1.0, 4)
 """Where further heights lie between the least useful one and a moderate one, in logarithms."""
-_NEAREST, _FARTHEST = 2.0**-7, 64.0
-"""Orders outside this range, divided by the deviation of the total, do not help."""
 _USEFUL = 16.0  # orders above this divided by the deviation of the total need not be sharp
 _BEYOND: Floats = np.concatenate((0.25 * np.arange(40.0), 9.75 + np.geomspace(0.25, 1e6, 160)))
 """Ends of cells right of the grid, in widths of the cut."""
@@ -164,17 +169,16 @@ class SmoothModel(NormalSample):
         log_p, loss = self.losses(y)
         return log_p + log_ndtr((self.cut - y) / self.width), loss
 
-    def moments(self, spread: float) -> Cumulants:
-        low, high = np.searchsorted(ORDERS, np.array([_NEAREST, _FARTHEST]) / spread)
-        used = min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1)
-        if used not in self.known_moments:
-            self.known_moments[used] = self._moments(slice(*used))
-        return self.known_moments[used]
+    def moments(self, used: slice) -> Cumulants:
+        key = used.start, used.stop
+        if key not in self.known_moments:
+            self.known_moments[key] = self._moments(used)
+        return self.known_moments[key]
 
     def _moments(self, used: slice) -> Cumulants:
         found = self.nodes.cumulants(removed=self.removed, orders=used)
         orders = ORDERS[used]
-        is_used = orders <= orders[-1] * (_USEFUL / _FARTHEST)
+        is_used = orders <= max(orders[-1] * (_USEFUL / FARTHEST), orders[0])
         log_outside = self._log_outside(orders, is_used)
         self.known_outside[used] = log_outside
         outside = np.exp(np.minimum(log_outside - found.upper[used], 200.0))

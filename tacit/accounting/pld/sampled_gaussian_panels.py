@@ -62,7 +62,7 @@ class CutModel(NormalSample):
         _, loss = self.losses(np.array([_LEFT]))
         self.lowest = float(loss[0])
 
-    def moments(self, _spread: float) -> Cumulants:
+    def moments(self, _used: slice) -> Cumulants:
         low, high = np.searchsorted(ORDERS, np.array([_LOWEST, _HIGHEST]) / self.scale)
         low, high = min(int(low), len(ORDERS) - 2), min(max(int(high), int(low) + 2), len(ORDERS))
         orders = ORDERS[low:high]

@@ -17,7 +17,9 @@ from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
 from tacit.errors import NotCertified
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
-_ALL_ORDERS = slice(0, len(ORDERS))
+ALL_ORDERS = slice(0, len(ORDERS))
+NEAREST, FARTHEST = 2.0**-7, 64.0
+"""Orders outside this range, divided by the deviation of the total, do not help."""
 _FEW_TURNS = 8  # rows of exp(i t loss) up to which each is evaluated
 _MUCH_GAIN = 30.0  # log of integrand over target from which rounding becomes visible
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
@@ -35,6 +37,21 @@ class Cumulants(NamedTuple):
     error: Floats  # `upper - error` is a proved lower bound
     mean: Floats
     variance: Floats
+
+    @staticmethod
+    def on(
+        orders: slice, upper: Floats, error: Floats, mean: Floats, variance: Floats
+    ) -> "Cumulants":
+        """Return the table with these columns at a range of `ORDERS`, and no bound elsewhere."""
+        table = np.full((4, len(ORDERS)), math.inf)
+        table[0, orders], table[1, orders] = upper, error
+        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
+            mean[0],
+            mean,
+            mean[-1],
+        )
+        table[3], table[3, orders] = 1e-100, np.maximum(variance, 1e-100)
+        return Cumulants(*table)
 
     def epsilon_bound(self, delta: float) -> float:
         """Return an upper bound on epsilon at `delta`: the Chernoff bound at the best order."""
@@ -95,6 +112,12 @@ class Cumulants(NamedTuple):
         return int(known[index]), float(window[index])
 
 
+def useful_orders(spread: float) -> slice:
+    """Return the range of `ORDERS` that helps if a total loss has standard deviation `spread`."""
+    low, high = np.searchsorted(ORDERS, (NEAREST / spread, FARTHEST / spread))
+    return slice(min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1))
+
+
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
     """Return the log moments of a sum of independent losses; loss i occurs `counts[i]` times."""
     if len(moments) == 1:
@@ -150,11 +173,8 @@ class LossModel(Protocol):
         """About the variance of the loss; 0 if all orders have moments."""
         ...
 
-    def moments(self, spread: float, /) -> Cumulants:
-        """Return the log moments at `ORDERS`; only orders useful for a total loss are finite.
-
-        `spread` is about the standard deviation of the total.
-        """
+    def moments(self, used: slice, /) -> Cumulants:
+        """Return the log moments at `ORDERS`; only those of the range `used` need be finite."""
         ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
@@ -173,7 +193,7 @@ class WeightedLosses(NamedTuple):
     loss_error: Floats
     mass_error: Floats  # relative error of each mass
 
-    def cumulants(self, *, removed: float = 0.0, orders: slice = _ALL_ORDERS) -> Cumulants:
+    def cumulants(self, *, removed: float = 0.0, orders: slice = ALL_ORDERS) -> Cumulants:
         """Return bounds on the log moments of the losses, which must be in increasing order.
 
         `removed` is the mass that was cut off, so that all masses sum to 1 - `removed`. M - 1 is
@@ -206,15 +226,8 @@ class WeightedLosses(NamedTuple):
         scale = sums[:, 0]
         error = (shaken + used * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
         mean = sums[:, 1] / scale
-        table = np.full((4, len(ORDERS)), math.inf)
-        table[0, orders], table[1, orders] = log_m + error, 2 * error
-        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
-            mean[0],
-            mean,
-            mean[-1],
-        )
-        table[3], table[3, orders] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
-        return Cumulants(*table)
+        variance = sums[:, 2] / scale - mean**2
+        return Cumulants.on(orders, log_m + error, 2 * error, mean, variance)
 
     def tilted(self, tilt: Tilt, error: float) -> "Atoms":
         """Return the losses weighted by exp(order * loss) / M(order).
@@ -315,7 +328,7 @@ class PlainModel:
         """Variance of the loss."""
         return self.square
 
-    def moments(self, _spread: float) -> Cumulants:
+    def moments(self, _used: slice = ALL_ORDERS) -> Cumulants:
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
         return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
@@ -345,7 +358,7 @@ class AtomicModel:
         mass_error = 8 * ROUND * (1 + np.abs(log_mass))
         self.losses = WeightedLosses(loss, log_mass, 4 * ROUND * np.abs(loss), mass_error)
 
-    def moments(self, _spread: float) -> Cumulants:
+    def moments(self, _used: slice = ALL_ORDERS) -> Cumulants:
         return self.losses.cumulants()
 
     def tilt(self, tilt: Tilt) -> Atoms:

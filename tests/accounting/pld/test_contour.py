@@ -13,7 +13,7 @@ from tacit.accounting.pld.laplace_contour import LaplaceModel
 from tacit.accounting.pld.loss_laws import DoubleExponential, Normal, Sampled
 from tacit.accounting.pld.pairs import directions
 from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
-from tacit.accounting.pld.transforms import ORDERS, Tilt
+from tacit.accounting.pld.transforms import ORDERS, Tilt, useful_orders
 from tacit.events import Gaussian, Laplace, PoissonSampled, Relation, Repeated
 
 SIDES = [(1, 0), (0, 1), (1, 1)]
@@ -35,7 +35,7 @@ def exact_moments(model, z):
 class TestBoundsOfSampledNormalNoise:
     def test_moments_lie_in_their_bounds(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments(1)
+        moments = model.moments(useful_orders(1.0))
         for index in range(8, 40, 4):
             if moments.upper[index] > 100:
                 break
@@ -45,7 +45,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_the_transform_decays_as_promised(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments(1)
+        moments = model.moments(useful_orders(1.0))
         for index in (20, 28, 34):
             log_m = float(moments.upper[index])
             if log_m > 50:
@@ -61,7 +61,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_few_nodes_give_the_transform(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments(1)
+        moments = model.moments(useful_orders(1.0))
         index, reach = 24, 40.0
         order, log_m = float(ORDERS[index]), float(moments.upper[index])
         tilted = model.tilt(Tilt(order, log_m, float(moments.error[index])))
@@ -77,7 +77,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_cell_masses_bracket_the_mass(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        log_m = float(model.moments(1).upper[24])
+        log_m = float(model.moments(useful_orders(1.0)).upper[24])
         tilted = model.tilt(Tilt(float(ORDERS[24]), log_m, 0.0))
         assert (tilted.mass - tilted.mass_error).sum() <= 1.0 + 1e-9
         assert (tilted.mass + tilted.mass_error).sum() + tilted.outside >= 1.0 - 1e-9
@@ -91,7 +91,7 @@ def test_laplace_moments_and_decay(rate, epsilon, a, b):
         pytest.skip("a plain release has one pair")
     law = Sampled(DoubleExponential(epsilon), rate, a, b)
     model = LaplaceModel(law)
-    moments = model.moments(1)
+    moments = model.moments(useful_orders(1.0))
     for index in (10, 24, 30):
         order = float(ORDERS[index])
         exact = laplace_moment(law, order).real
@@ -111,7 +111,7 @@ def test_laplace_moments_and_decay(rate, epsilon, a, b):
 @pytest.mark.parametrize(("rate", "epsilon"), [(1.0, 1e-3), (1.0, 2.27), (0.1, 100.0)])
 def test_the_decay_of_laplace_noise_is_a_number_at_every_order(rate, epsilon):
     model = LaplaceModel(Sampled(DoubleExponential(epsilon), rate, 1, 0))
-    moments = model.moments(1)
+    moments = model.moments(useful_orders(1.0))
     with np.errstate(over="ignore"):
         for order, upper, error in zip(ORDERS, moments.upper, moments.error, strict=True):
             tilted = model.tilt(Tilt(float(order), float(upper), float(error)))
