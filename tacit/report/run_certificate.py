@@ -110,12 +110,27 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
     certificate = certificate_of(facts, run)
     if (run / SIGNATURE).is_file() and (run / CERTIFICATE).is_file():
         stored = read_json(run / CERTIFICATE)
-        issued = certificate_of(facts, run, issuer=_issuer(stored))
+        issued = _with_groups_of(stored, certificate_of(facts, run, issuer=_issuer(stored)))
         if not list(_differences(stored, issued)):
             return stored
         (run / SIGNATURE).unlink()
     run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
     return certificate
+
+
+def _with_groups_of(stored: Any, derived: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
+    """Return `derived` with the stored prices of the same groups: `verify` checks them.
+
+    Certificates of earlier versions state fewer of them.
+    """
+    claim = stored.get("claim", {}) if isinstance(stored, Mapping) else {}
+    sizes = [
+        [group.get("records") for group in one.get("groups", ())]
+        for one in (claim, derived["claim"])
+    ]
+    if sizes[0] != sizes[1] or verify(stored):
+        return derived
+    return {**derived, "claim": {**derived["claim"], "groups": claim["groups"]}}
 
 
 def require_consistent(run: RunFolder) -> None:
@@ -155,6 +170,7 @@ def verify_run(folder: str | Path) -> list[Problem]:
     try:
         derived = certificate_of(facts, run, issuer=issuer)
         derived |= {"version": stored["version"], "seal": stored["seal"]}  # checked above
+        derived = _with_groups_of(stored, derived)
         return list(_differences(stored, derived, may_lack=_ADDED if is_early else ()))
     except _MALFORMED:
         return [Problem("facts.json", "is not what a run writes")]

@@ -96,6 +96,11 @@ class Unit(NamedTuple):
         """Return the data set without the column of ids, and the ids."""
         ids = None if self.users is None else self.users.ids
         if not isinstance(ids, str):
+            if not _has_same_index(dataset, ids):
+                raise ValueError(
+                    "users has another index than the table, so its ids are not those of the rows. "
+                    "Give the name of a column, or ids in the order of the rows."
+                )
             return dataset, ids
         if not hasattr(dataset, "columns") or ids not in list(dataset.columns):
             raise ValueError(
@@ -146,6 +151,13 @@ def unit_of(users: Any) -> Unit:  # Any: None, Users, ids or the name of a colum
     return Unit(users if users is None or isinstance(users, Users) else Users(ids=users))
 
 
+def _has_same_index(dataset: Any, ids: Any) -> bool:  # Any: a data set; ids
+    """Return False if a table and a column of ids of pandas have rows of different names."""
+    both = [getattr(one, "index", None) for one in (dataset, ids)]
+    is_labeled = all(hasattr(index, "equals") for index in both)
+    return not is_labeled or bool(both[0].equals(both[1]))
+
+
 class _OfUsers(Records):
     """Base of records that are chosen by whose they are, out of those of `inner`."""
 
@@ -173,7 +185,8 @@ class UserRecords(_OfUsers):
 
     A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
     (users, slots) of the slots that count. Others repeat records of the same user. With
-    `has_one_shape` there are always `most` slots, else as few as the users of a batch need.
+    `has_one_shape` all batches have the same number of slots, at most `most`, else as few as the
+    users of a batch need.
 
     A loop of another library sees the records of all slots as rows of one batch, and gives a loss
     for each of them, which are combined here. With `combine` "program" it sees the pair.
@@ -192,7 +205,8 @@ class UserRecords(_OfUsers):
     ) -> None:
         super().__init__(inner, users, most)
         self._combine: Combine = combine
-        self._width = most if has_one_shape else None
+        self._widest = min(most, int(users.counts.max()))  # slots that some user fills
+        self._width = self._widest if has_one_shape else None
 
     def __len__(self) -> int:
         return len(self._users)
@@ -203,7 +217,7 @@ class UserRecords(_OfUsers):
 
     def widest(self, indices: Indices) -> Batch:
         """Return users as one batch with as many slots as a batch may have."""
-        return self.to_device(self._batch(indices, 0, self._most))
+        return self.to_device(self._batch(indices, 0, self._widest))
 
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Split users into parts with about equally many records, where that saves enough rows."""
