@@ -39,14 +39,14 @@ class RecordsOfUsers:
     user_of_record: Indices
 
     @classmethod
-    def of(cls, ids: Any, n_records: int) -> "RecordsOfUsers":  # Any: a sequence or a column
+    def of(cls, ids: Any, n_records: int | None = None) -> "RecordsOfUsers":  # Any: ids or a column
         """Sort records by their user's id; raise unless `ids` has one id for each record.
 
         An id is missing if it is None, NaN, another value that does not equal itself, or empty
         text. Missing ids are refused: each of them could be anybody.
         """
         given = _plain_ids(ids)
-        if len(given) != n_records:
+        if n_records is not None and len(given) != n_records:
             raise ValueError(
                 "users must hold one id for each record, but its length is not the number of "
                 "records."
@@ -102,6 +102,16 @@ class RecordsOfUsers:
     def digest(self) -> bytes:
         """Return a hash of which record belongs to whom. Private."""
         return hashlib.sha256(self.user_of_record.tobytes() + self.hashes.tobytes()).digest()
+
+
+def require_same_index(table: Any, ids: Any) -> None:  # Any: a table of any library; ids
+    """Raise `ValueError` if a table and a column of ids of pandas name their rows differently."""
+    both = [getattr(one, "index", None) for one in (table, ids)]
+    if all(hasattr(index, "equals") for index in both) and not both[0].equals(both[1]):
+        raise ValueError(
+            "users has another index than the table, so its ids are not those of the rows. Give "
+            "the ids in the order of the rows, with the same index."
+        )
 
 
 def _plain_ids(ids: Any) -> list[Any]:

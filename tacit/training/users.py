@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._check import whole
-from tacit._users import RecordsOfUsers
+from tacit._users import RecordsOfUsers, require_same_index
 from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
@@ -96,11 +96,7 @@ class Unit(NamedTuple):
         """Return the data set without the column of ids, and the ids."""
         ids = None if self.users is None else self.users.ids
         if not isinstance(ids, str):
-            if not _has_same_index(dataset, ids):
-                raise ValueError(
-                    "users has another index than the table, so its ids are not those of the rows. "
-                    "Give the name of a column, or ids in the order of the rows."
-                )
+            require_same_index(dataset, ids)
             return dataset, ids
         if not hasattr(dataset, "columns") or ids not in list(dataset.columns):
             raise ValueError(
@@ -149,13 +145,6 @@ class Unit(NamedTuple):
 def unit_of(users: Any) -> Unit:  # Any: None, Users, ids or the name of a column
     """Return the unit of privacy that the option `users` of `make_private` asks for."""
     return Unit(users if users is None or isinstance(users, Users) else Users(ids=users))
-
-
-def _has_same_index(dataset: Any, ids: Any) -> bool:  # Any: a data set; ids
-    """Return False if a table and a column of ids of pandas have rows of different names."""
-    both = [getattr(one, "index", None) for one in (dataset, ids)]
-    is_labeled = all(hasattr(index, "equals") for index in both)
-    return not is_labeled or bool(both[0].equals(both[1]))
 
 
 class _OfUsers(Records):
