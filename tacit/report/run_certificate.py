@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 
 from tacit import accounting
 from tacit._untrusted import printable, read_json
+from tacit.datasets import Schema
 from tacit.errors import TacitError
 from tacit.events import Relation, Sequence
 from tacit.experiments import (
@@ -284,11 +285,23 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     privacy = recipe.privacy
     if privacy.delta and privacy.delta != facts.delta:  # a pure guarantee is stated at any delta
         yield Problem("facts.delta", "is not that of the recipe")
+    if facts.unit != "record" and not _names_persons(recipe):
+        yield Problem("facts.unit", "is not a record, but no column of the data names persons")
     if recipe.method == "dp-sgd":
         for name, value in recipe.to_dict().get("training", {}).items():
             stated = facts.hyperparameters.get(name)
             if stated != (list(value) if isinstance(value, tuple) else value):
                 yield Problem(f"facts.hyperparameters.{name}", "is not that of the recipe")
+
+
+def _names_persons(recipe: Recipe) -> bool:
+    """Return whether the data of a recipe is a table with a column of type person."""
+    if recipe.data.name != "table":
+        return False
+    try:
+        return Schema.from_dict(recipe.data.schema).unit == "person"
+    except _MALFORMED:
+        return False
 
 
 def _module_in(text: str) -> str:
