@@ -324,3 +324,11 @@ def test_pate_is_searched_with_the_noise_it_was_given():
     assert search.best_estimator_.ledger_ is None
     with pytest.raises(ValueError, match=r"above epsilon = 0\.1"):
         search.set_params(epsilon=0.1).fit(X, y, public)
+
+
+def test_a_search_on_records_is_not_paid_for_by_a_ledger_of_users():
+    X, y = toy.records()
+    ledger = tacit.Ledger(unit="user")
+    with pytest.raises(ValueError, match="one user, but this release protects one record"):
+        toy_search(ledger=ledger).fit(X, y)
+    assert ledger.history() == []
