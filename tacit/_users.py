@@ -5,6 +5,7 @@ user's id and number of records alone. So a user who is added or removed changes
 """
 
 import hashlib
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -13,6 +14,11 @@ from uuid import UUID
 import numpy as np
 
 from tacit._arrays import Flags, Indices
+
+_MISSING = (
+    "users has a missing id (None, NaN or empty text). Leave such records out, or give each record "
+    "an id: a missing one could be anybody's."
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,14 +39,14 @@ class RecordsOfUsers:
     user_of_record: Indices
 
     @classmethod
-    def of(cls, ids: Any, n_records: int) -> "RecordsOfUsers":  # Any: a sequence or a column
+    def of(cls, ids: Any, n_records: int | None = None) -> "RecordsOfUsers":  # Any: ids or a column
         """Sort records by their user's id; raise unless `ids` has one id for each record.
 
         An id is missing if it is None, NaN, another value that does not equal itself, or empty
         text. Missing ids are refused: each of them could be anybody.
         """
         given = _plain_ids(ids)
-        if len(given) != n_records:
+        if n_records is not None and len(given) != n_records:
             raise ValueError(
                 "users must hold one id for each record, but its length is not the number of "
                 "records."
@@ -98,31 +104,43 @@ class RecordsOfUsers:
         return hashlib.sha256(self.user_of_record.tobytes() + self.hashes.tobytes()).digest()
 
 
+def require_same_index(table: Any, ids: Any) -> None:  # Any: a table of any library; ids
+    """Raise `ValueError` if a table and a column of ids of pandas name their rows differently."""
+    both = [getattr(one, "index", None) for one in (table, ids)]
+    if all(hasattr(index, "equals") for index in both) and not both[0].equals(both[1]):
+        raise ValueError(
+            "users has another index than the table, so its ids are not those of the rows. Give "
+            "the ids in the order of the rows, with the same index."
+        )
+
+
 def _plain_ids(ids: Any) -> list[Any]:
-    if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
-        raise TypeError("users must be a sequence with the id of a user for each record.")
+    if isinstance(ids, str | bytes | Mapping | Set) or not hasattr(ids, "__len__"):
+        raise TypeError("users must be a sequence with the id of a user for each record, in order.")
     array = ids.detach().cpu().numpy() if hasattr(ids, "detach") else ids
     if getattr(array, "ndim", 1) != 1:
         raise ValueError("users must have one axis: the id of a user for each record.")
     found = array.tolist() if hasattr(array, "tolist") else list(array)
     found = [one.item() if isinstance(one, np.generic) else one for one in found]
+    if any(map(_is_missing, found)):
+        raise ValueError(_MISSING)
     kinds = {float if isinstance(one, bool | int | float) else type(one) for one in found}
-    if len(kinds - {type(None)}) > 1:
+    if len(kinds) > 1:
         raise TypeError("users must be ids of one type: is the text '1' the person 1, or another?")
     return found
 
 
+def _is_missing(one: Any) -> bool:
+    try:
+        return one is None or one in ("", b"") or not bool(one == one)
+    except (TypeError, ValueError):  # pandas.NA is neither equal nor different
+        return True
+
+
 def _bytes_of(one: Any) -> bytes:
     """Return the bytes by which ids are compared: of the text, of the number, or of the tuple."""
-    try:
-        is_missing = one is None or one in ("", b"") or not bool(one == one)
-    except (TypeError, ValueError):  # pandas.NA is neither equal nor different
-        is_missing = True
-    if is_missing:
-        raise ValueError(
-            "users has a missing id (None, NaN or empty text). Leave such records out, or give "
-            "each record an id: a missing one could be anybody's."
-        )
+    if _is_missing(one):  # a part of a tuple
+        raise ValueError(_MISSING)
     if isinstance(one, bool | int | float):
         whole = int(one) if one == one // 1 and abs(one) != float("inf") else one
         return repr(whole).encode()

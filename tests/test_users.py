@@ -5,7 +5,7 @@ import pytest
 
 from tacit._users import RecordsOfUsers
 from tacit.ledger import Ledger
-from tacit.pate import partition
+from tacit.pate import LaplaceMax, partition
 from tacit.summaries import choose_bound, count, limit_records, mean
 
 
@@ -57,3 +57,20 @@ def test_summaries_and_ledgers_have_one_unit():
     with pytest.raises(ValueError, match="one record"):
         mean([1, 2], bounds=(0, 3), epsilon=1.0, records_per_person=2, ledger=Ledger())
     mean([1, 2], bounds=(0, 3), epsilon=1.0, records_per_person=2, ledger=Ledger(unit="person"))
+
+
+@pytest.mark.parametrize("ids", [{0: "ann", 1: "ann"}, {"ann", "bob"}, "ab", None])
+def test_ids_without_an_order_are_refused(ids):
+    """The keys of a mapping from records to users are different for each record."""
+    with pytest.raises(TypeError, match="in order"):
+        limit_records(ids, 1)
+
+
+def test_votes_are_paid_for_by_a_ledger_of_their_unit():
+    votes = [[250, 0], [3, 247]]
+    for unit, by_user in (("user", False), ("record", True)):
+        with pytest.raises(ValueError, match="the ledger counts"):
+            LaplaceMax(20.0).answer(votes, ledger=Ledger(unit=unit), by_user=by_user)
+    ledger = Ledger(unit="user")
+    LaplaceMax(20.0).answer(votes, ledger=ledger, by_user=True)
+    assert len(ledger.history()) == 2

@@ -14,7 +14,7 @@ from tacit.accounting.calibrate import calibrate, calibrate_count
 from tacit.accounting.compose import flatten
 from tacit.accounting.composition import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
-from tacit.accounting.groups import for_group, group_epsilon
+from tacit.accounting.groups import GroupPrice, for_group, group_epsilon, group_price
 from tacit.accounting.moments import Moments
 from tacit.accounting.one_event import (
     ADD_REMOVE,
@@ -41,6 +41,7 @@ __all__ = [
     "Bracket",
     "CentralLimitGDP",
     "Charge",
+    "GroupPrice",
     "Moments",
     "RunLaw",
     "StrongComposition",
@@ -60,6 +61,7 @@ __all__ = [
     "gaussian_epsilon",
     "gdp_mu_squared",
     "group_epsilon",
+    "group_price",
     "log_mixture",
     "pure_epsilon",
     "round_up",

@@ -7,11 +7,17 @@ of k neighbors gives (k e, d (e^(k e) - 1) / (e^e - 1)) from (e, d), which is fa
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
+
+from scipy import special
 
 from tacit import events as ev
 from tacit._check import in_open_unit, whole
 from tacit.accounting.one_event import ADD_REMOVE
+from tacit.accounting.rdp import RDP
 from tacit.accounting.tightest import Tightest
 from tacit.errors import UnsupportedEvent
 from tacit.events import Relation
@@ -19,6 +25,26 @@ from tacit.events import Relation
 _LARGEST = 700.0  # epsilons beyond this say nothing, and their exponentials overflow
 _GROWTH = 1.5  # between the epsilons tried first
 _HALVINGS = 6  # of the interval between the last two of them
+_MOST_ALLOCATED = 12  # records of a group whose ways to be allocated together are listed
+_MOST_MIXED = 1000  # records of a group whose number in a sample is counted
+_RARE = 1e-6  # probability of a cut sample that may be bounded loosely
+_SAMPLES = (
+    ev.PoissonSampled,
+    ev.TruncatedPoissonSampled,
+    ev.FixedSizeSampled,
+    ev.RandomAllocation,
+)
+
+
+class GroupPrice(NamedTuple):
+    """Epsilon for a person with several records, and whether it is more than an upper bound.
+
+    `is_exact` says that every release is priced as what the records do to it (`for_group`); if not,
+    epsilon is bounded by other means, such as a chain of neighbors.
+    """
+
+    epsilon: float
+    is_exact: bool
 
 
 def group_epsilon(
@@ -33,28 +59,44 @@ def group_epsilon(
     >>> [round(group_epsilon(run, records=k, delta=1e-5), 1) for k in (1, 4)]
     [1.8, 8.9]
     """
+    return group_price(event, records=records, delta=delta, relation=relation).epsilon
+
+
+def group_price(
+    event: ev.Event, *, records: int, delta: float, relation: Relation = ADD_REMOVE
+) -> GroupPrice:
+    """Return `group_epsilon`, and whether it is exact."""
     records, delta = whole(records=records, least=1), in_open_unit(delta=delta)
     relation = Relation(relation)
     if records == 1:
-        return Tightest().epsilon(event, delta=delta, relation=relation)
-    found = math.inf
+        return GroupPrice(Tightest().epsilon(event, delta=delta, relation=relation), is_exact=True)
+    found = _by_release(event, records, delta, relation)
+    if found < math.inf and _is_exact(event, records):
+        return GroupPrice(found, is_exact=True)
+    found = min(found, _by_chain(event, records, delta, relation))
+    return GroupPrice(found, is_exact=False)
+
+
+def _by_release(event: ev.Event, records: int, delta: float, relation: Relation) -> float:
+    """Return the epsilon of `for_group`; infinite if it has none."""
     # How much it costs to replace several records of one sample is not proved: a chain bounds it.
-    if relation is not Relation.REPLACE_ONE or not _is_sampled(event):
-        try:
-            of_group = for_group(event, records)
-            found = Tightest().epsilon(of_group, delta=delta, relation=relation)
-        except UnsupportedEvent:
-            pass
-        else:
-            if _is_exact(event):
-                return found
-    return min(found, _by_chain(event, records, delta, relation))
+    if relation is Relation.REPLACE_ONE and _is_sampled(event):
+        return math.inf
+    try:
+        of_group = for_group(event, records)
+        # Many kinds of allocation, each with its own profile, would take PLD minutes.
+        is_allocated = ev.RandomAllocation.__name__ in of_group.to_json()
+        accountant = RDP() if is_allocated else Tightest()
+        return accountant.epsilon(of_group, delta=delta, relation=relation)
+    except UnsupportedEvent:
+        return math.inf
 
 
 def for_group(event: ev.Event, records: int) -> ev.Event:
     """Return the event for `records` records that are added or removed together.
 
-    Raises `UnsupportedEvent` for an event whose price for groups is not known exactly.
+    Raises `UnsupportedEvent` for an event whose part in a group's price is not known; a chain of
+    neighbors, `group_epsilon`, bounds those too.
 
     - Sums: k records move them by at most k times what one does.
     - Pure DP and the ranges of exponential mechanisms: k times as large along a chain of neighbors.
@@ -71,6 +113,10 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
     - A sample of fixed size of Gaussian releases holds j of the k records with the hypergeometric
       probability, in the place of j other ones: the same samples with j others there are uniform
       over those without any of the k. So it is a mixture too.
+    - A truncated Poisson sample is a Poisson sample if the others leave room for all k. If not,
+      each of the k that is kept may take the place of another record, which is a move twice as
+      long. Whether there is room is decided by the others alone, so it may be revealed.
+    - Random allocation: see `_allocated`.
     """
     match event:
         case ev.NonPrivate():
@@ -98,18 +144,40 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
             return replace(event, parts=tuple(for_group(part, records) for part in event.parts))
         case ev.PoissonSampled():
             return _sampled(event, records)
+        case ev.TruncatedPoissonSampled():
+            return _truncated(event, records)
         case ev.FixedSizeSampled():
             return _in_fixed_size(event, records)
+        case ev.RandomAllocation() if _precision(event.event):
+            return _allocated(event, records)
         case _:
             raise UnsupportedEvent(f"the price for groups of records is not known for [{event}].")
 
 
-def _sampled(event: ev.PoissonSampled, records: int) -> ev.Event:
-    if precision := _precision(event.event):
-        multiplier = (1 - 1e-12) / math.sqrt(precision)
+def _sampled(event: ev.PoissonSampled, records: int, moved: int = 1) -> ev.Event:
+    """Return the event of a Poisson sample, where a record that is in it counts as `moved`."""
+    precision = _precision(event.event)
+    if precision and records <= _MOST_MIXED:
+        multiplier = (1 - 1e-12) / math.sqrt(precision) / moved
         return ev.GaussianMixture.of_sample(multiplier, event.rate, records)
     rate = -math.expm1(records * math.log1p(-event.rate)) if event.rate < 1 else 1.0
-    return ev.PoissonSampled(min(1.0, rate * (1 + 1e-12)), for_group(event.event, records))
+    inner = for_group(event.event, records * moved)
+    return ev.PoissonSampled(min(1.0, rate * (1 + 1e-12)), inner)
+
+
+def _truncated(event: ev.TruncatedPoissonSampled, records: int) -> ev.Event:
+    whole_sample = ev.PoissonSampled(event.rate, event.event)
+    cut = _cut(event, records)
+    parts = _sampled(whole_sample, records), _sampled(whole_sample, records, moved=2)
+    return ev.OneOf(parts, (1 - cut, cut)) if cut else parts[0]
+
+
+def _cut(event: ev.TruncatedPoissonSampled, records: int) -> float:
+    """Return the probability that the others leave no room for all `records`, rounded up."""
+    room = event.max_batch - records
+    if room < 0 or room >= event.n_records:
+        return float(room < 0)
+    return min(1.0, float(special.bdtrc(room, event.n_records, event.rate)) * (1 + 1e-9))
 
 
 def _in_fixed_size(event: ev.FixedSizeSampled, records: int) -> ev.Event:
@@ -126,6 +194,46 @@ def _in_fixed_size(event: ev.FixedSizeSampled, records: int) -> ev.Event:
     return ev.GaussianMixture(
         multiplier, shifts, tuple(weight / sum(weights) for weight in weights)
     )
+
+
+def _allocated(event: ev.RandomAllocation, records: int) -> ev.Event:
+    """Return an event that bounds what a group costs in one epoch of random allocation.
+
+    The records are in m different steps, c_1, ..., c_m of them together. These counts may be
+    revealed: they do not depend on the data. Given them, the steps are a uniform choice of m, which
+    is also made by first choosing m disjoint blocks of equal size and then one step in each. The
+    blocks may be revealed too, and then each is a random allocation by itself. Their ratios of
+    likelihoods are independent without the group, whatever the directions of the moves: the noise
+    of a step along any direction is a normal number that is independent of all earlier ones.
+    """
+    steps, multiplier = event.steps, (1 - 1e-12) / math.sqrt(_precision(event.event))
+    if records > _MOST_ALLOCATED:  # too many ways; in any of them a release moves by k at most
+        return ev.Gaussian(multiplier / records)
+    parts: list[ev.Event] = []
+    weights: list[float] = []
+    for counts in _partitions(records, records):
+        repeats = Counter(counts)
+        if len(counts) > steps:
+            continue
+        orders = [math.factorial(count) for count in (*counts, *repeats.values())]
+        ways = math.factorial(records) // math.prod(orders) * math.perm(steps, len(counts))
+        block = steps // len(counts)
+        together = (
+            ev.Repeated(ev.RandomAllocation(block, ev.Gaussian(multiplier / count)), times)
+            for count, times in repeats.items()
+        )
+        parts.append(ev.Sequence(tuple(together)))
+        weights.append(ways / steps**records)  # whole numbers: each weight is rounded once
+    return ev.OneOf(tuple(parts), tuple(weights))
+
+
+def _partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to write `total` as a sum of falling whole numbers from 1 to `most`."""
+    if total == 0:
+        yield ()
+    for first in range(min(total, most), 0, -1):
+        for rest in _partitions(total - first, first):
+            yield (first, *rest)
 
 
 def _curve(event: ev.RenyiCurve, records: int) -> ev.Event:
@@ -151,23 +259,26 @@ def _inner(event: ev.Event) -> tuple[ev.Event, ...]:
             return ()
 
 
-def _is_exact(event: ev.Event) -> bool:
-    """Return whether `for_group` is not worse than a chain, up to releases on a sample of records.
+def _is_exact(event: ev.Event, records: int) -> bool:
+    """Return whether `for_group` states what `records` records do, so that no chain is better.
 
-    It may be worse for a sample of releases that are not Gaussian, and for a Rényi curve.
+    It only bounds that for a sample of releases that are not Gaussian, a sample that is often cut,
+    random allocation, and a Rényi curve.
     """
     if parts := _inner(event):
-        return all(_is_exact(part) for part in parts)
-    if isinstance(event, ev.PoissonSampled):
-        return _precision(event.event) > 0
-    return not isinstance(event, ev.RenyiCurve)
+        return all(_is_exact(part, records) for part in parts)
+    match event:
+        case ev.PoissonSampled() | ev.TruncatedPoissonSampled():
+            is_mixture = _precision(event.event) > 0 and records <= _MOST_MIXED
+            is_cut = isinstance(event, ev.TruncatedPoissonSampled) and _cut(event, records) > _RARE
+            return is_mixture and not is_cut
+        case _:
+            return not isinstance(event, ev.RenyiCurve | ev.RandomAllocation)
 
 
 def _is_sampled(event: ev.Event) -> bool:
     """Return whether some release is on a random sample of the records."""
-    if isinstance(event, ev.PoissonSampled | ev.FixedSizeSampled):
-        return True
-    return any(_is_sampled(part) for part in _inner(event))
+    return isinstance(event, _SAMPLES) or any(_is_sampled(part) for part in _inner(event))
 
 
 def _precision(event: ev.Event) -> float:
@@ -196,10 +307,10 @@ def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -
         return one * steps * (1 + 1e-9) <= delta
 
     high = max(Tightest().epsilon(event, delta=delta, relation=relation), 1e-3)
-    while not fits(high):
+    while records * high <= _LARGEST and not fits(high):
         high *= _GROWTH
-        if records * high > _LARGEST:
-            return math.inf
+    if records * high > _LARGEST:
+        return math.inf
     low = high / _GROWTH
     for _ in range(_HALVINGS):  # each query may take a second
         middle = (low + high) / 2

@@ -22,6 +22,7 @@ from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.compose import flatten, only_release
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.loss_laws import Law
+from tacit.accounting.pld.mixed_normals import has_mixtures, on_cells
 from tacit.accounting.pld.pairs import (
     both_orders,
     neighbors,
@@ -242,7 +243,15 @@ class _PairCurves(NamedTuple):
     def of(event: Event, relation: Relation) -> "_PairCurves":
         above = both_orders(event, relation, pair_of_nested)
         below = both_orders(with_lower_end(event, relation), relation, pair_below_nested)
-        prices = {one: DirectionPrice(one, tolerance=_TOLERANCE) for one in (*above, *below)}
+        # Many deltas of mixtures of Gaussians are found much sooner on cells of their losses.
+        is_mixed = any(map(has_mixtures, (*above, *below)))
+        if is_mixed:
+            above = [on_cells(one, _LEAST, is_above=True) for one in above]
+            below = [on_cells(one, _LEAST, is_above=False) for one in below]
+        prices = {
+            one: DirectionPrice(one, tolerance=_TOLERANCE, is_smooth=is_mixed or None)
+            for one in (*above, *below)
+        }
         return _PairCurves([prices[one] for one in above], [prices[one] for one in below])
 
     def reach(self, delta: float) -> float:

@@ -79,6 +79,8 @@ class RecipeClassifier:
 
     def fit(self, X: NDArray[Any], y: ArrayLike) -> Self:
         """Train on private records `X` (n, ...) with labels `y`; pay before any release."""
+        if self.ledger is not None:
+            self.ledger.require_unit(is_user=False)
         labels = np.asarray(y)
         self.classes_ = np.unique(labels if self.classes is None else np.asarray(self.classes))
         n_records = len(labels) if self.n_records is None else self.n_records

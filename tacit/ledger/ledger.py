@@ -178,7 +178,7 @@ class Ledger:
         except LedgerError:
             self._store.close()
             raise
-        self._has_one_record_each = False
+        self.has_one_record_each = False
         self._filter: Filter | None = None
         self._attempt: _Attempt | None = None
         self.used: set[int] = set()
@@ -258,7 +258,7 @@ class Ledger:
                 "the ledger counts the privacy of one record, but this release protects a user. "
                 "Use a ledger made with unit='user' or another word for whose records they are."
             )
-        if not is_user and self.unit != "record" and not self._has_one_record_each:
+        if not is_user and self.unit != "record" and not self.has_one_record_each:
             raise ValueError(
                 f"the ledger counts the privacy of one {self.unit}, but this release protects one "
                 f"record. Say whose record each one is with users=; or, if no {self.unit} has two, "
@@ -271,7 +271,7 @@ class Ledger:
         It is a fact about the data sets whose releases this object pays for from now on. It is
         taken on trust, and it is not stored in the file.
         """
-        self._has_one_record_each = True
+        self.has_one_record_each = True
 
     def history(self, *, head: str | None = None) -> list[Entry]:
         """Return all payments, oldest first; with the hash `head` of a row, those up to it."""

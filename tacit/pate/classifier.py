@@ -158,7 +158,8 @@ class PATEClassifier:
         teachers = self._train(X_private, labels, n_classes, random, users)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         is_paid = self._pay_for_cost(journal)
-        self.labels_ = self._ask(aggregator, votes, random, journal)
+        by_user = users is not None
+        self.labels_ = self._ask(aggregator, votes, random, journal, by_user=by_user)
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
         self.sanitized_cost_ = self._publish_cost(
             aggregator, votes, random, journal, carried, is_paid=is_paid
@@ -257,7 +258,13 @@ class PATEClassifier:
         return Ledger(budget=budget, unit=unit)
 
     def _ask(
-        self, aggregator: Aggregator, votes: Indices, random: Rng, journal: Journal | None
+        self,
+        aggregator: Aggregator,
+        votes: Indices,
+        random: Rng,
+        journal: Journal | None,
+        *,
+        by_user: bool,
     ) -> Indices:
         """Return the released labels.
 
@@ -265,7 +272,7 @@ class PATEClassifier:
         exact. If the ledger refuses it, as many queries as the budget allows are paid for one by
         one; with `epsilon`, the refusal is raised.
         """
-        options = {"ledger": self.ledger_, "rng": random, "journal": journal}
+        options = {"ledger": self.ledger_, "rng": random, "journal": journal, "by_user": by_user}
         if not aggregator.has_check and self.max_answers is None:
             try:
                 return aggregator.answer(votes, block=len(votes), **options)

@@ -128,6 +128,7 @@ class InteractiveGNMax(ConfidentGNMax):
         block: int = 1,
         max_answers: int | None = None,
         strict: bool = False,
+        by_user: bool = False,
     ) -> Indices:
         """Return a label for each query, by the teachers or a confident student, or `NO_ANSWER`.
 
@@ -143,6 +144,7 @@ class InteractiveGNMax(ConfidentGNMax):
             block=block,
             max_answers=max_answers,
             strict=strict,
+            by_user=by_user,
         )
         is_sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
         labels[is_sure] = probabilities[is_sure].argmax(axis=1)

@@ -191,6 +191,7 @@ def publish_cost(
     ledger: Ledger | None = None,
     rng: Seed = None,
     carried: ArrayLike = (),
+    by_user: bool = False,
 ) -> SanitizedCost:
     """Pay for publishing the privacy cost of `labels` given the votes, and return it with noise.
 
@@ -210,6 +211,7 @@ def publish_cost(
     else:
         raise TypeError(f"no sanitized cost is known for {type(aggregator).__name__}. Use GNMax.")
     if ledger is not None:
+        ledger.require_unit(is_user=by_user)  # as for the answers
         ledger.spend(sanitizer.event, note="PATE: publish the data-dependent cost")
     answers = sanitizer.release(counts[own], sigma=sigma, rng=rng)
     return SanitizedCost(

@@ -99,6 +99,7 @@ class Aggregator(ABC):
         block: int = 1,
         max_answers: int | None = None,
         strict: bool = False,
+        by_user: bool = False,
     ) -> Indices:
         """Pay for and return a noisy label for each query, `NO_ANSWER` where it was refused.
 
@@ -119,7 +120,12 @@ class Aggregator(ABC):
         max_answers
             Stop after this many answers. `event(n_queries, max_answers)` then bounds the cost
             before the first query is asked, although the number of answers is not yet known.
+        by_user
+            Whether all records of each user are with one teacher, so that a user changes one vote.
+            A ledger of users, and no other, pays for such votes.
         """
+        if ledger is not None:
+            ledger.require_unit(is_user=by_user)
         queries = _as_queries(votes)
         payer = Ledger() if ledger is None else ledger
         random = generator(rng)

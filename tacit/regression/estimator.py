@@ -137,7 +137,7 @@ class PrivateEstimator(BaseEstimator):
 
         `is_user` says that one record of each user was kept, so that the event protects a user.
         """
-        if isinstance(self.ledger, Ledger):
+        if isinstance(self.ledger, Ledger | LedgerFile):
             self.ledger.require_unit(is_user=is_user)
         if self.ledger is not None:
             self.ledger.spend(event, note=f"{type(self).__name__}, {detail}")

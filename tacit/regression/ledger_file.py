@@ -19,14 +19,24 @@ class LedgerFile:
 
     path: Path | None
     relation: Relation
+    has_one_record_each: bool = False
 
     @classmethod
     def of(cls, ledger: "Ledger | LedgerFile") -> "LedgerFile":
         """Return the file of a ledger."""
-        return cls(ledger.path, ledger.relation)
+        return cls(ledger.path, ledger.relation, ledger.has_one_record_each)
+
+    def require_unit(self, *, is_user: bool) -> None:
+        """Raise `ValueError` unless the ledger counts the unit that a release protects."""
+        with self._opened() as ledger:
+            ledger.require_unit(is_user=is_user)
 
     def spend(self, event: Event, *, note: str = "", partition: str | None = None) -> Entry:
         """Pay for `event` from the file; raise `LedgerError` if the file is not there."""
+        with self._opened() as ledger:
+            return ledger.spend(event, note=note, partition=partition)
+
+    def _opened(self) -> Ledger:
         if self.path is None:
             raise LedgerError(
                 "this estimator was pickled or sent to another process, and its ledger has no "
@@ -34,8 +44,10 @@ class LedgerFile:
             )
         if not self.path.exists():
             raise LedgerError(f"there is no ledger at {self.path}, which pays for this estimator.")
-        with Ledger(self.path, relation=self.relation) as ledger:
-            return ledger.spend(event, note=note, partition=partition)
+        ledger = Ledger(self.path, relation=self.relation)
+        if self.has_one_record_each:
+            ledger.declare_one_record_each()
+        return ledger
 
     def __sklearn_clone__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from tacit._check import positive, whole
-from tacit._users import RecordsOfUsers
+from tacit._users import RecordsOfUsers, require_same_index
 from tacit.accounting import epsilon as price
 from tacit.accounting import for_group
 from tacit.errors import UnsupportedEvent
@@ -68,15 +68,20 @@ class PerUser(BaseEstimator):
 
     def fit(self, X: Any, y: Any, *, users: Any) -> Self:
         """Fit the estimator to the records of `users`, the id of a user for each record."""
+        if self.estimator is None:
+            raise TypeError("estimator must be one of tacit.regression, got None.")
         _require_users(self.estimator)
+        require_same_index(X, users)
+        found = RecordsOfUsers.of(users, len(y))
         model, most, spent = self.estimator, self.records_per_user, 0.0
         if most == "private":
             spent = _FOR_BOUND * positive(epsilon=model.epsilon)
             most = choose_bound(users, epsilon=spent, ledger=model.ledger, rng=self._seed())
             model = _copy(model, model.epsilon - spent, model.ledger)
         most = whole(records_per_user=most, least=1)
-        kept = RecordsOfUsers.of(users, len(y)).kept(most)
-        table = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
+        kept = found.kept(most)
+        rows = X if hasattr(X, "shape") else np.asarray(X)
+        table = rows.iloc[kept] if hasattr(rows, "iloc") else rows[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
         self.estimator_, event = fit_for_users(model, most, lambda copy: copy.fit(table, targets))
         self.event_ = Sequence((PureDP(spent), event)) if spent else event

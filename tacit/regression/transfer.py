@@ -40,6 +40,7 @@ from tacit.regression.estimator import (
     gaussian_shares,
     public_size,
 )
+from tacit.regression.ledger_file import LedgerFile
 from tacit.regression.linear import LinearPlan, LinearRegression
 from tacit.regression.newton import NewtonFit, NormalEquations
 from tacit.regression.penalty import Penalty
@@ -239,6 +240,9 @@ class TransferRegression(PrivateRegressor):
             )
         for ledger in ledgers:
             self._relation(ledger)
+        for ledger in (self.ledger, *ledgers):
+            if isinstance(ledger, Ledger | LedgerFile):
+                ledger.require_unit(is_user=False)
         apart = self.disjoint and shared and len(plans) > 1
         names = ["target", *(f"source {k}" for k in range(len(ledgers)))]
         events = [plan.event for plan in plans]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tacit import __version__, accounting, events
 from tacit.errors import TacitError, UnsupportedEvent
-from tacit.events import BestOf, Event, Relation
+from tacit.events import Event, Relation
 from tacit.experiments import file_hash
 
 FORMAT, VERSION = "tacit certificate", 2
@@ -79,20 +79,19 @@ def price(event: Event, delta: float, relation: Relation) -> float:
 
 
 @lru_cache(maxsize=16)
-def group_price(event: Event, records: int, delta: float, relation: Relation) -> float | None:
-    """Return the epsilon of `event` for a person with `records` records; None if none is known.
+def group_claim(event: Event, records: int, delta: float, relation: Relation) -> dict[str, Any]:
+    """Return what is claimed of `event` for a person with `records` records, as JSON values.
 
     It is priced as what so many records do to each release, not as a multiple of the epsilon of one
-    record. Nothing is stated for the best of several runs, where it may take a minute, nor where it
-    is not known exactly: `accounting.group_epsilon` gives a bound.
+    record; where that is not known exactly, it is an upper bound. Epsilon is None if no finite one
+    is known.
     """
-    try:
-        if BestOf.__name__ in accounting.for_group(event, records).to_json():
-            return None
-        found = accounting.group_epsilon(event, records=records, delta=delta, relation=relation)
-    except UnsupportedEvent:
-        return None
-    return found if math.isfinite(found) else None
+    found = accounting.group_price(event, records=records, delta=delta, relation=relation)
+    return {
+        "records": records,
+        "epsilon": found.epsilon if math.isfinite(found.epsilon) else None,
+        "price": "exact" if found.is_exact else "upper bound",
+    }
 
 
 @lru_cache(maxsize=4)
@@ -141,8 +140,7 @@ def make_certificate(
     """
     epsilon = price(event, delta, relation)
     of_groups = [
-        {"records": k, "epsilon": group_price(event, k, delta, relation)}
-        for k in (groups if unit == "record" else ())
+        dict(group_claim(event, k, delta, relation)) for k in (groups if unit == "record" else ())
     ]
     body = {
         "format": FORMAT,
@@ -226,9 +224,10 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
         return  # other prices of these events say no more
     for group in claim.get("groups", ()):
-        k, of_group = group["records"], group["epsilon"]
-        again_of_group = group_price(event, k, claim["delta"], relation)
-        if not is_close(*(math.inf if e is None else e for e in (of_group, again_of_group))):
+        if not _is_same_group(
+            group, group_claim(event, group["records"], claim["delta"], relation)
+        ):
+            k = group["records"]
             yield Problem("claim.groups", f"the epsilon for {k} records is another one")
     if claim["unit"] != "record" and claim.get("groups"):
         yield Problem("claim.groups", "must be empty unless the unit is a record")
@@ -246,6 +245,14 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(
                     f"prices.{name}.{field}", f"is {after[name][field]:.6g} when computed again"
                 )
+
+
+def _is_same_group(stated: Mapping[str, Any], again: Mapping[str, Any]) -> bool:
+    """Return whether a group's claim holds. Earlier versions stated no `price`, and no bounds."""
+    if "price" not in stated and stated["epsilon"] is None:
+        return True
+    epsilons = (math.inf if one["epsilon"] is None else one["epsilon"] for one in (stated, again))
+    return stated.get("price", again["price"]) == again["price"] and is_close(*epsilons)
 
 
 def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:

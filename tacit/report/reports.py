@@ -280,12 +280,15 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
 def _group_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return a row with epsilon for persons who have several records, if the unit is a record."""
     groups = certificate["claim"].get("groups", ())
-    shown = [
-        f"{group['records']} records: "
-        + ("not known" if group["epsilon"] is None else f"{group['epsilon']:.4g}")
-        for group in groups
-    ]
+    shown = [f"{group['records']} records: {_group_epsilon(group)}" for group in groups]
     return (("Epsilon for a person with several records", "; ".join(shown)),) if shown else ()
+
+
+def _group_epsilon(group: dict[str, Any]) -> str:
+    if group["epsilon"] is None:
+        return "not known"
+    is_bound = group.get("price") == "upper bound"
+    return f"{'at most ' if is_bound else ''}{group['epsilon']:.4g}"
 
 
 def _context_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:

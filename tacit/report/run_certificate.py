@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 
 from tacit import accounting
 from tacit._untrusted import printable, read_json
+from tacit.datasets import Schema
 from tacit.errors import TacitError
 from tacit.events import Relation, Sequence
 from tacit.experiments import (
@@ -110,12 +111,27 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
     certificate = certificate_of(facts, run)
     if (run / SIGNATURE).is_file() and (run / CERTIFICATE).is_file():
         stored = read_json(run / CERTIFICATE)
-        issued = certificate_of(facts, run, issuer=_issuer(stored))
+        issued = _with_groups_of(stored, certificate_of(facts, run, issuer=_issuer(stored)))
         if not list(_differences(stored, issued)):
             return stored
         (run / SIGNATURE).unlink()
     run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
     return certificate
+
+
+def _with_groups_of(stored: Any, derived: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
+    """Return `derived` with the stored prices of the same groups: `verify` checks them.
+
+    Certificates of earlier versions state fewer of them.
+    """
+    claim = stored.get("claim", {}) if isinstance(stored, Mapping) else {}
+    sizes = [
+        [group.get("records") for group in one.get("groups", ())]
+        for one in (claim, derived["claim"])
+    ]
+    if sizes[0] != sizes[1] or verify(stored):
+        return derived
+    return {**derived, "claim": {**derived["claim"], "groups": claim["groups"]}}
 
 
 def require_consistent(run: RunFolder) -> None:
@@ -155,6 +171,7 @@ def verify_run(folder: str | Path) -> list[Problem]:
     try:
         derived = certificate_of(facts, run, issuer=issuer)
         derived |= {"version": stored["version"], "seal": stored["seal"]}  # checked above
+        derived = _with_groups_of(stored, derived)
         return list(_differences(stored, derived, may_lack=_ADDED if is_early else ()))
     except _MALFORMED:
         return [Problem("facts.json", "is not what a run writes")]
@@ -268,11 +285,23 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     privacy = recipe.privacy
     if privacy.delta and privacy.delta != facts.delta:  # a pure guarantee is stated at any delta
         yield Problem("facts.delta", "is not that of the recipe")
+    if facts.unit != "record" and not _names_persons(recipe):
+        yield Problem("facts.unit", "is not a record, but no column of the data names persons")
     if recipe.method == "dp-sgd":
         for name, value in recipe.to_dict().get("training", {}).items():
             stated = facts.hyperparameters.get(name)
             if stated != (list(value) if isinstance(value, tuple) else value):
                 yield Problem(f"facts.hyperparameters.{name}", "is not that of the recipe")
+
+
+def _names_persons(recipe: Recipe) -> bool:
+    """Return whether the data of a recipe is a table with a column of type person."""
+    if recipe.data.name != "table":
+        return False
+    try:
+        return Schema.from_dict(recipe.data.schema).unit == "person"
+    except _MALFORMED:
+        return False
 
 
 def _module_in(text: str) -> str:

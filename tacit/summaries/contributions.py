@@ -27,7 +27,7 @@ def limit_records(users: Any, most: int) -> Indices:  # Any: ids in a sequence o
     >>> len(kept), 1 in kept
     (3, True)
     """
-    return RecordsOfUsers.of(users, len(users)).kept(whole(most=most, least=1))
+    return RecordsOfUsers.of(users).kept(whole(most=most, least=1))
 
 
 def choose_bound(
@@ -47,7 +47,7 @@ def choose_bound(
     3
     """
     highest = whole(highest=highest, least=2)
-    counts = np.minimum(RecordsOfUsers.of(users, len(users)).counts, highest)
+    counts = np.minimum(RecordsOfUsers.of(users).counts, highest)
     terms["records_per_person"] = 1  # a user has one number of records
     share = in_open_unit(share=share)
     bounds = (1.0, float(highest))

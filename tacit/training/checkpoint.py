@@ -134,6 +134,7 @@ class RunState:
             "microbatch": self._lots.limit,
             "padding": self._lots.padding and asdict(self._lots.padding),
             "plan": self._plan.fingerprint(),
+            "unit": self.ledger.unit,
             "optimizer": _kind(self._optimizer),
             "digest": self._digest(),
             "salt": self._salt.secret.hex(),
@@ -172,6 +173,7 @@ class RunState:
         if lost_steps is not None:
             whole(lost_steps=lost_steps)
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
+        _check_unit(state, self.ledger.unit, is_repeated=lost_steps is None)
         if state.get("optimizer", kind := _kind(self._optimizer)) != kind:
             raise ValueError(
                 f"the optimizer must be of the checkpoint's kind, {state['optimizer']}, got {kind}."
@@ -619,6 +621,20 @@ def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> N
                 f"state comes from a run with another {name}. A run may only be resumed as it was "
                 "planned: the same noise on another computation would cancel out of the difference."
             )
+
+
+def _check_unit(state: State, unit: str, *, is_repeated: bool) -> None:
+    """Raise `ValueError` if steps of the run that was saved protected another unit than this one.
+
+    States of earlier versions do not name it. If lost steps are repeated, the data set is compared,
+    and that says whose record each one is.
+    """
+    saved = state.get("unit", unit if is_repeated else "record")
+    if (saved == "record") != (unit == "record"):
+        raise ValueError(
+            f"state comes from a run that counts the privacy of one {saved}, but this run counts "
+            f"that of one {unit}. Resume it with the same users= and a ledger of the same unit."
+        )
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

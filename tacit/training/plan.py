@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tacit import sampling
 from tacit._check import positive, whole
 from tacit.accounting import calibrate, for_group
+from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -176,6 +177,11 @@ class TrainingPlan:
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
             release = EventSequence((release, counts))
+        if self.records_per_user > 1 and isinstance(self.sampler, sampling.RandomAllocation):
+            raise UnsupportedEvent(
+                "random allocation of records has no price for users with several of them. Use "
+                "Users(sampled='users'), or another sampler."
+            )
         sampled = self.sampler.amplify(release)
         # A user's records move gradient and counts together, as often as they are in the lot.
         return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)

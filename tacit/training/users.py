@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._check import whole
-from tacit._users import RecordsOfUsers
+from tacit._users import RecordsOfUsers, require_same_index
 from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
@@ -96,6 +96,7 @@ class Unit(NamedTuple):
         """Return the data set without the column of ids, and the ids."""
         ids = None if self.users is None else self.users.ids
         if not isinstance(ids, str):
+            require_same_index(dataset, ids)
             return dataset, ids
         if not hasattr(dataset, "columns") or ids not in list(dataset.columns):
             raise ValueError(
@@ -173,7 +174,8 @@ class UserRecords(_OfUsers):
 
     A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
     (users, slots) of the slots that count. Others repeat records of the same user. With
-    `has_one_shape` there are always `most` slots, else as few as the users of a batch need.
+    `has_one_shape` all batches have the same number of slots, at most `most`, else as few as the
+    users of a batch need.
 
     A loop of another library sees the records of all slots as rows of one batch, and gives a loss
     for each of them, which are combined here. With `combine` "program" it sees the pair.
@@ -192,7 +194,8 @@ class UserRecords(_OfUsers):
     ) -> None:
         super().__init__(inner, users, most)
         self._combine: Combine = combine
-        self._width = most if has_one_shape else None
+        self._widest = min(most, int(users.counts.max()))  # slots that some user fills
+        self._width = self._widest if has_one_shape else None
 
     def __len__(self) -> int:
         return len(self._users)
@@ -203,7 +206,7 @@ class UserRecords(_OfUsers):
 
     def widest(self, indices: Indices) -> Batch:
         """Return users as one batch with as many slots as a batch may have."""
-        return self.to_device(self._batch(indices, 0, self._most))
+        return self.to_device(self._batch(indices, 0, self._widest))
 
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Split users into parts with about equally many records, where that saves enough rows."""

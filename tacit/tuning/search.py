@@ -122,6 +122,8 @@ class PrivateSearch(BaseEstimator):
 
     def fit(self, X: Any, y: ArrayLike, public: Any = None) -> Self:
         """Search on private `X` and `y`; `public` are the public inputs that PATE labels."""
+        if self.ledger is not None:
+            self.ledger.require_unit(is_user=False)
         split = split_of(self.holdout)
         records = PrivateRecords(X, np.asarray(y))
         candidates = self._candidates(records, split, public)

@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from tacit import accounting
 from tacit import events as ev
-from tacit.accounting import for_group, group_epsilon
+from tacit.accounting import for_group, group_epsilon, group_price
 from tacit.accounting.groups import _by_chain
 from tacit.errors import UnsupportedEvent
 
@@ -73,7 +73,7 @@ def test_exact_prices_grow_with_the_records_and_are_below_the_chain(event):
 
 
 def test_other_events_are_priced_by_a_chain_of_neighbors():
-    event = ev.RandomAllocation(10, ev.Gaussian(5.0))
+    event = ev.BandedGaussian(9.0, (0.8, 0.6), 40, 4, None, 0.1)
     with pytest.raises(UnsupportedEvent, match="groups"):
         for_group(event, 3)
     one, three = (group_epsilon(event, records=k, delta=1e-6) for k in (1, 3))
@@ -98,6 +98,75 @@ def test_a_group_chooses_among_releases_for_groups():
     one, three = ev.Gaussian(9.0), ev.Gaussian(3.0)
     for make in (lambda e: ev.BestOf(e, 3.0), lambda e: ev.OneOf((e, e), (0.5, 0.5))):
         assert for_group(make(one), 3) == make(three)
+
+
+def test_a_group_may_be_cut_out_of_a_truncated_sample():
+    whole = ev.PoissonSampled(0.1, ev.Gaussian(2.0))
+    cut = ev.TruncatedPoissonSampled(0.1, 12, 100, ev.Gaussian(2.0))
+    mixed = for_group(cut, 2)
+    room, no_room = mixed.parts
+    assert room == for_group(whole, 2)
+    assert no_room.noise_multiplier == pytest.approx(1.0)  # a record takes the place of another
+    assert mixed.weights[1] == pytest.approx(binom.sf(10, 100, 0.1))
+    for k in (1, 2):  # between a sample that is not cut, and the dearest case always
+        prices = [group_epsilon(e, records=k, delta=1e-5) for e in (whole, cut)]
+        assert prices[0] < prices[1]
+    assert group_price(cut, records=2, delta=1e-5).is_exact is False
+    rarely = ev.TruncatedPoissonSampled(0.1, 60, 100, ev.Gaussian(2.0))
+    found = group_price(rarely, records=2, delta=1e-5)
+    assert found.is_exact
+    assert found.epsilon == pytest.approx(group_epsilon(whole, records=2, delta=1e-5), rel=1e-3)
+    assert for_group(ev.TruncatedPoissonSampled(0.1, 2, 100, ev.Gaussian(2.0)), 3).weights[1] == 1
+
+
+def test_a_group_is_allocated_to_one_step_or_to_several():
+    mixed = for_group(ev.RandomAllocation(10, ev.Gaussian(6.0)), 3)
+    assert mixed.weights == pytest.approx((1 / 100, 27 / 100, 72 / 100))  # 3, 2 + 1, 1 + 1 + 1
+    assert mixed.parts[0].parts[0].event == ev.RandomAllocation(10, ev.Gaussian(2.0 * (1 - 1e-12)))
+    assert mixed.parts[1].parts[0].event.steps == 5
+    assert for_group(ev.RandomAllocation(10, ev.Gaussian(1.0)), 1000).noise_multiplier < 1e-3
+
+
+@pytest.mark.slow  # prices 42 kinds of allocation
+def test_ten_records_that_are_allocated_have_a_finite_price():
+    run = ev.Repeated(ev.RandomAllocation(100, ev.Gaussian(1.0)), 10)
+    found = group_price(run, records=10, delta=1e-5)
+    assert _by_chain(run, 10, 1e-5, ev.Relation.ADD_REMOVE) == math.inf
+    poisson = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 1000)
+    assert group_epsilon(poisson, records=10, delta=1e-5) < found.epsilon < 50
+    assert not found.is_exact
+
+
+def test_the_bound_of_an_allocated_group_holds():
+    """One epoch of two steps with two records: P is known, and the bound is above its delta."""
+    noise, epsilon = 2.0, 1.5
+    x = np.linspace(-16, 20, 2001)
+    density = [norm.pdf(x, shift, noise) for shift in (0, 1, 2)]
+    q = np.multiply.outer(density[0], density[0])
+    one_each = np.multiply.outer(density[1], density[1])
+    together = np.multiply.outer(density[2], density[0])
+    p = 0.5 * one_each + 0.25 * (together + together.T)
+    cell = (x[1] - x[0]) ** 2
+    truth = max(np.maximum(a - math.exp(epsilon) * b, 0).sum() * cell for a, b in ((p, q), (q, p)))
+    of_group = for_group(ev.RandomAllocation(2, ev.Gaussian(noise)), 2)
+    assert truth <= accounting.RDP().delta(of_group, epsilon=epsilon)
+
+
+@pytest.mark.slow  # the profile of a mixture of Gaussians
+def test_the_best_of_runs_costs_a_group_more_than_one_of_them():
+    best = ev.BestOf(ev.Repeated(ev.PoissonSampled(0.05, ev.Gaussian(2.0)), 20), 3.0)
+    one, two = (group_epsilon(best, records=k, delta=1e-5) for k in (1, 2))
+    run = group_epsilon(best.event, records=2, delta=1e-5)
+    assert max(2 * one, run) < two < 2 * run
+    bracket = accounting.bracket(for_group(best, 2), delta=1e-5)
+    assert bracket.lower <= bracket.upper == pytest.approx(two)
+
+
+def test_groups_of_thousands_have_a_price():
+    step = ev.PoissonSampled(0.5, ev.Gaussian(1e4))
+    found = group_price(step, records=5000, delta=1e-5)
+    assert 0 < found.epsilon < math.inf
+    assert not found.is_exact
 
 
 def test_a_curve_of_divergences_is_tripled_at_half_the_order():

@@ -1,12 +1,15 @@
 """Regression per user: the price of k records, the ledger of users, and refusals."""
 
+import pickle
+
 import numpy as np
+import pandas as pd
 import pytest
 
 import tacit
 from tacit.errors import UnsupportedEvent
 from tacit.ledger import Ledger
-from tacit.regression import LinearRegression, LogisticRegression, PerUser
+from tacit.regression import LinearRegression, LogisticRegression, PerUser, TransferRegression
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (1200, 2))
@@ -55,3 +58,32 @@ def test_the_bound_is_chosen_privately_and_paid():
     assert len(ledger.history()) == 2
     with pytest.raises(TypeError, match="records_per_user"):
         PerUser(model, records_per_user="auto").fit(table, table.sum(1), users=users)
+
+
+def test_no_estimator_of_records_pays_from_a_ledger_of_users(tmp_path):
+    ledger = Ledger(tmp_path / "users.ledger", unit="user")
+    model = LinearRegression(**LINEAR, delta=1e-6, ledger=ledger)
+    of_two = TransferRegression(**LINEAR, delta=1e-6, ledger=ledger)
+    for fit in (
+        lambda: model.fit(X, X.sum(1)),
+        lambda: pickle.loads(pickle.dumps(model)).fit(X, X.sum(1)),
+        lambda: of_two.fit(X, X.sum(1), sources=[(X, X.sum(1))]),
+    ):
+        with pytest.raises(ValueError, match="the ledger counts the privacy of one user"):
+            fit()
+    ledger.declare_one_record_each()
+    pickle.loads(pickle.dumps(model)).fit(X, X.sum(1))
+    assert len(ledger.history()) == 1
+
+
+def test_arguments_are_checked_before_the_bound_is_paid_for():
+    ledger = Ledger(unit="user")
+    model = LinearRegression(**LINEAR, delta=1e-6, ledger=ledger)
+    with pytest.raises(ValueError, match="one id for each record"):
+        PerUser(model, records_per_user="private").fit(X, X.sum(1), users=IDS[1:])
+    table = pd.DataFrame(X)
+    with pytest.raises(ValueError, match="another index"):
+        PerUser(model).fit(table, X.sum(1), users=pd.Series(IDS).sample(frac=1, random_state=0))
+    with pytest.raises(TypeError, match="estimator"):
+        PerUser().fit(X, X.sum(1), users=IDS)
+    assert ledger.history() == []

@@ -192,3 +192,45 @@ def test_a_run_without_noise_has_no_epsilon(tmp_path):
     file = tmp_path / "certificate.json"
     file.write_text(json.dumps(certificate))
     assert "epsilon infinity" in CliRunner().invoke(app, ["verify", str(file)]).stdout
+
+
+def claim_of(event, **options):
+    made = make_certificate(
+        event=event, delta=1e-5, relation=Relation.ADD_REMOVE, unit="record", n_records=1000,
+        sampling_used="", data_touches=[], released=[], randomness="", utility={}, software={},
+        created="", title="", **options,
+    )  # fmt: skip
+    assert verify(made) == []
+    return made
+
+
+@pytest.mark.parametrize(
+    ("event", "price"),
+    [
+        (ev.BestOf(ev.Gaussian(9.0), 3.0), "exact"),
+        (ev.RandomAllocation(20, ev.Gaussian(9.0)), "upper bound"),
+        (ev.TruncatedPoissonSampled(0.01, 60, 1000, ev.Gaussian(2.0)), "exact"),
+        (ev.Shuffled(ev.RandomizedResponse(0.5), 1000), "upper bound"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_every_certificate_of_records_has_a_price_for_groups(event, price):
+    made = claim_of(event, groups=(2, 3))
+    two, three = made["claim"]["groups"]
+    assert made["claim"]["epsilon"] < two["epsilon"] < three["epsilon"]
+    assert two["price"] == price
+
+
+def test_certificates_without_prices_of_groups_still_hold():
+    made = claim_of(ev.Gaussian(9.0), groups=(2,))
+    for group, is_fine in (
+        ({"records": 2, "epsilon": None}, True),  # as earlier versions wrote it
+        ({"records": 2, "epsilon": made["claim"]["groups"][0]["epsilon"]}, True),
+        ({"records": 2, "epsilon": None, "price": "exact"}, False),
+        ({"records": 2, "epsilon": 0.1}, False),
+    ):
+        earlier = copy.deepcopy(made)
+        earlier["claim"]["groups"] = [group]
+        earlier.pop("seal")
+        earlier["seal"] = seal(earlier)
+        assert (verify(earlier) == []) == is_fine

@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit.accounting import group_epsilon
+from tacit.accounting import for_group
 from tacit.errors import IncompatibleModel, UnsupportedEvent
 from tacit.events import Gaussian, GaussianMixture, PoissonSampled, Repeated
 from tacit.ledger import Ledger
+from tacit.sampling import RandomAllocation
 from tacit.training import AdaptiveClip, Flat, Users, advise_sampling, clipped_sum
 from tacit.training.users import losses_by_user
 
@@ -121,9 +122,7 @@ def test_record_sampling_is_priced_as_a_mixture_of_at_most_k_records():
     kept = len(run._lots.records)
     assert kept == sum(min(3, IDS.count(one)) for one in set(IDS))
     record = Repeated(PoissonSampled(8 / kept, Gaussian(1.0)), 2)
-    assert run.epsilon(delta=1e-5) == pytest.approx(
-        group_epsilon(record, records=3, delta=1e-5), rel=1e-4
-    )
+    assert run.event == for_group(record, 3)
 
 
 def test_adaptive_counts_of_record_sampling_have_sensitivity_k():
@@ -334,3 +333,35 @@ def test_advice_follows_the_noise():
     assert few.sampled == "users"
     assert few.noise_by_users < few.noise_by_records
     assert advise_sampling(**facts, rate=0.01, steps=300, epsilon=8.0).sampled == "records"
+
+
+def test_ids_of_another_order_than_the_table_are_refused():
+    table = pd.DataFrame({"x": np.arange(6.0), "who": [0, 0, 1, 1, 2, 2]})
+    with pytest.raises(ValueError, match="another index"):
+        make_run(table["who"].sample(frac=1, random_state=0), data=table)
+
+
+def test_a_bound_beyond_all_records_takes_no_memory():
+    run = make_run(Users(ids=IDS, records_per_user=10**9), check=True)
+    run.step(next(iter(run)))
+    assert run.steps_taken == 1
+
+
+def test_steps_of_a_run_at_record_level_are_never_those_of_users():
+    plan = {"n_records": N, "batch_size": 8}
+    records = make_run(None, **plan)
+    records.step(next(iter(records)))
+    state = records.state_dict()
+    for users in (IDS, np.arange(N)):
+        of_users = make_run(users, **plan)
+        assert of_users.event == records.event
+        with pytest.raises(ValueError, match="one record, but this run"):
+            of_users.load_state_dict(state, lost_steps=0)
+    del state["unit"]  # as earlier versions wrote it
+    with pytest.raises(ValueError, match="one record, but this run"):
+        of_users.load_state_dict(state, lost_steps=0)
+
+
+def test_random_allocation_of_users_with_several_records_is_refused():
+    with pytest.raises(UnsupportedEvent, match="random allocation"):
+        make_run(Users(ids=IDS, sampled="records"), sampler=RandomAllocation(2))

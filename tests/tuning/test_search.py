@@ -390,3 +390,11 @@ def test_outcomes_that_cannot_be_deleted_are_named(tmp_path, monkeypatch):
         with pytest.warns(UserWarning, match="Delete it"):
             kept.delete()
     kept.delete()
+
+
+def test_a_search_on_records_is_not_paid_for_by_a_ledger_of_users():
+    X, y = toy.records()
+    ledger = tacit.Ledger(unit="user")
+    with pytest.raises(ValueError, match="one user, but this release protects one record"):
+        toy_search(ledger=ledger).fit(X, y)
+    assert ledger.history() == []

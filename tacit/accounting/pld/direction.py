@@ -38,7 +38,10 @@ or laws that no other method serves."""
 _TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _CHECK = 1e-4  # relative error of delta in a first test of which direction is the worse
-_ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
+_ROUGH = 1e-2
+"""Relative error of delta that suffices to find out which direction is the worse, and relative
+width of epsilon that suffices for mixtures of many Gaussians."""
+_MANY_SHIFTS = 24  # parts of a mixture of Gaussians for which a lattice would take minutes
 _SLACK = 2e-5  # relative error of delta that marked losses may add
 _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
 _MOST_GUESSES = 6
@@ -54,19 +57,23 @@ class DirectionPrice:
 
     A contour integral planned for one epsilon is kept and reused for epsilons around it, so a whole
     curve costs little more than its first point. `floor` is the price of the opposite direction: a
-    price proved to be below it does not matter, so no work is spent to make it precise.
+    price proved to be below it does not matter, so no work is spent to make it precise. `is_smooth`
+    says that laws on finitely many losses stand for smooth ones.
     """
 
-    def __init__(self, direction: Direction, *, tolerance: float) -> None:
+    def __init__(
+        self, direction: Direction, *, tolerance: float, is_smooth: bool | None = None
+    ) -> None:
         self.direction = direction
         self.tolerance = tolerance
         self.largest_loss = direction.largest_loss
         self.releases = [(OneRelease(law), count) for law, count in direction.parts]
         # The contour method serves such laws better than a lattice.
-        self.is_smooth = all(
+        known_as_smooth = all(
             isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
             for law, _ in direction.parts
         )
+        self.is_smooth = known_as_smooth if is_smooth is None else is_smooth
         self.is_laplace = all(
             isinstance(law, Sampled) and isinstance(law.noise, DoubleExponential)
             for law, _ in direction.parts
@@ -149,6 +156,8 @@ class DirectionPrice:
         if has_mixtures(self.direction):
             methods = (self._mixture_epsilon, *methods)
             enough = _GOOD if self.is_short else _CLOSE
+            if has_mixtures(self.direction, of_more_than=_MANY_SHIFTS):
+                enough = _ROUGH
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:

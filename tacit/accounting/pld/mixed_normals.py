@@ -31,9 +31,12 @@ _ERROR, _SMOOTHING = 1e-5, 4e-6
 """Relative error of delta, and relative width of epsilon that smoothing causes, about."""
 
 
-def has_mixtures(direction: Direction) -> bool:
-    """Return whether some loss of a composition is that of a mixture of Gaussians."""
-    return any(isinstance(law, MixedNormals) for law, _ in direction.parts)
+def has_mixtures(direction: Direction, *, of_more_than: int = 0) -> bool:
+    """Return whether some loss is that of a mixture of more Gaussians than `of_more_than`."""
+    return any(
+        isinstance(law, MixedNormals) and len(law.shifts) > of_more_than
+        for law, _ in direction.parts
+    )
 
 
 def mixture_epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
@@ -41,11 +44,28 @@ def mixture_epsilon(direction: Direction, delta: float, floor: float) -> Bracket
 
     Raises `NotCertified` if the losses cannot be composed by the contour method.
     """
-    log_share = math.log(delta * _SHARE_OF_DELTA / direction.steps)
-    upper = _epsilon(_on_cells(direction, log_share, is_above=True), delta, floor).upper
+    direction = replace(direction, infinite_upper=0.0, infinite_lower=0.0)  # the caller adds them
+    upper = _epsilon(on_cells(direction, delta, is_above=True), delta, floor).upper
     if upper <= floor:
         return Bracket(0.0, upper)
-    return Bracket(_epsilon(_on_cells(direction, log_share), delta, 0.0).lower, upper)
+    return Bracket(_epsilon(on_cells(direction, delta, is_above=False), delta, 0.0).lower, upper)
+
+
+def on_cells(direction: Direction, delta: float, *, is_above: bool) -> Direction:
+    """Return the composition with each mixture replaced by a law above or below it.
+
+    They are precise for deltas down to about `delta`.
+    """
+    parts: list[tuple[Law, int]] = []
+    log_share = math.log(delta * _SHARE_OF_DELTA / direction.steps)
+    lost = 0.0
+    for law, count in direction.parts:
+        if isinstance(law, MixedNormals):
+            law, beyond = _above(law, log_share) if is_above else (_below(law, log_share), 0.0)
+            lost += count * beyond
+        parts.append((law, count))
+    upper = min(direction.infinite_upper + lost, 1.0)
+    return replace(direction, parts=tuple(parts), infinite_upper=upper)
 
 
 def _epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
@@ -63,27 +83,16 @@ def _epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
     return Bracket(float(found.lower), min(float(found.upper), most))
 
 
-def _on_cells(direction: Direction, log_share: float, *, is_above: bool = False) -> Direction:
-    """Return the composition with each mixture replaced by a law above or below it."""
-    parts: list[tuple[Law, int]] = []
-    lost = 0.0
-    for law, count in direction.parts:
-        if isinstance(law, MixedNormals):
-            law, beyond = _above(law, log_share) if is_above else (_below(law, log_share), 0.0)
-            lost += count * beyond
-        parts.append((law, count))
-    return replace(direction, parts=tuple(parts), infinite_upper=lost, infinite_lower=0.0)
-
-
 @lru_cache(maxsize=8)
 def _above(law: MixedNormals, log_share: float) -> tuple[Discrete, float]:
-    """Return a law above `law`, and the P-mass of losses beyond all of its own."""
+    """Return a law above `law` given a finite loss, and the P-mass of infinite losses."""
     cells = _Cells(law, log_share)
     mass, beyond = spread_masses(*cells.masses(), cells.points)
     losses = cells.points
     if law.largest_loss < math.inf:
         losses, mass, beyond = np.append(losses, law.largest_loss), np.append(mass, beyond), 0.0
-    return _law(losses, mass), beyond * (1 + 64 * ROUND)
+    beyond *= 1 + 64 * ROUND
+    return _law(losses, mass / (1 - beyond)), beyond
 
 
 @lru_cache(maxsize=8)

@@ -74,7 +74,8 @@ def _likely_delta(tables: list[tuple[Floats, Floats, int]], x: float) -> float:
         mean = total[:, 1] / total[:, 0]
         variance += count * (total[:, 2] / total[:, 0] - mean**2)
     logs = log_m - orders * x - np.log(orders * (1 + orders))
-    curvature = variance + 1 / orders**2 + 1 / (1 + orders) ** 2
+    # Variances of large losses may be rounded to less than 0.
+    curvature = np.maximum(variance, 0.0) + 1 / orders**2 + 1 / (1 + orders) ** 2
     best = int(np.nanargmin(logs))
     return alone + math.exp(min(logs[best] - 0.5 * math.log(2 * math.pi * curvature[best]), 0.0))
 
