@@ -15,8 +15,13 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-NUMBER, TEXT, BOOLEAN = "number", "text", "boolean"
-BLANKS = " \t\n\r\v\f"  # removed at both ends of a text
+NUMBER, INTEGER, DECIMAL = "number", "integer", "decimal"  # NUMBER: a floating-point number
+TEXT, BOOLEAN = "text", "boolean"
+BLANKS = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
+    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+"""Characters that are removed at both ends of a text: those that `str.strip` removes."""
 
 Expression: TypeAlias = Any
 """A column or a formula of columns. Any: the type of the engine."""
@@ -35,6 +40,10 @@ class Operations(Protocol):
 
     def number(self, name: str, kind: str) -> Expression:
         """Return a column as a double; a missing value and NaN are absent."""
+        ...
+
+    def exact(self, name: str, kind: str) -> Expression:
+        """Return a column of integers, decimals or truth values as it is; NaN is absent."""
         ...
 
     def text(self, name: str) -> Expression:
@@ -89,6 +98,9 @@ class ArrayOperations:
     def number(self, name: str, kind: str) -> Expression:
         raise NotImplementedError(f"{kind} column {name}: cells are encoded by the schema")
 
+    def exact(self, name: str, kind: str) -> Expression:
+        raise NotImplementedError(f"{kind} column {name}: cells are encoded by the schema")
+
     def text(self, name: str) -> Expression:
         raise NotImplementedError(f"column {name}: cells are encoded by the schema")
 
@@ -134,6 +146,9 @@ class FrameOperations:
     def number(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # all kinds can be cast
         # NaN is larger than every number in some engines, and a missing value in others.
         return self._nw.col(name).cast(self._nw.Float64).fill_nan(None)
+
+    def exact(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # none of them has NaN
+        return self._nw.col(name)
 
     def text(self, name: str) -> Expression:
         return self._nw.col(name).cast(self._nw.String).str.strip_chars(BLANKS)
@@ -246,12 +261,17 @@ class SqlOperations:
             f"CASE WHEN {exact} = 'NaN' THEN NULL WHEN {exact} > 1e300 THEN 'Infinity'::float8 "
             f"WHEN {exact} < -1e300 THEN '-Infinity'::float8 WHEN abs({exact}) < 1e-300 "
             f"THEN 0::float8 ELSE {column}::float8 END"
-            if kind == "decimal"
+            if kind == DECIMAL
             else f"nullif({column}::float8, 'NaN'::float8)"
         )
 
+    def exact(self, name: str, kind: str) -> Expression:
+        column = identifier(name)
+        return Sql(f"nullif({column}, 'NaN'::numeric)" if kind == DECIMAL else column)
+
     def text(self, name: str) -> Expression:
-        return Sql(f"btrim({identifier(name)}::text, E' \\t\\n\\r\\v\\f')")
+        # The collation compares characters; one of the column may take different texts as equal.
+        return Sql(f'btrim({identifier(name)}::text, {quoted(BLANKS)}) COLLATE "C"')
 
     def folded(self, text: Expression) -> Expression:
         return Sql(f"lower({text.text})")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from tacit._arrays import Floats
+from tacit._check import whole
 from tacit.datasets import FeatureBounds, Schema
 from tacit.regression import (
     Bounds,
@@ -175,15 +176,16 @@ def fit_linear(
     n_features = len(schema.feature_names)
     most = require_bound(schema, records_per_person)
     if isinstance(table, PartialMoments):
+        if table.schema.to_dict() != schema.to_dict():
+            raise ValueError("these moments were computed by another schema: give that one.")
         known = table.moments
-        n_rows = n_records or known.n_rows
-        require_few_rows(n_rows)
+        n_rows = _size(lambda: known.n_rows, n_records)
         return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
         rows = opened.features(schema, most)
         facts = {
             "n_features": n_features,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _size(rows.count, n_records),
             "is_user": schema.unit == "person",
         }
 
@@ -197,6 +199,16 @@ def fit_linear(
             lambda model: model.fit_moments(private, **facts),
             lambda model: model.fit_moments(lambda _: empty, **facts),
         )
+
+
+def _size(count: Callable[[], int], n_records: int | None) -> int:
+    """Return the public number of records; that of the table, unless one is declared."""
+    if n_records is not None:
+        return require_few_rows(whole(n_records=n_records, least=1))
+    found = require_few_rows(count())
+    if found == 0:
+        raise ValueError("the table has no records.")
+    return found
 
 
 def _fitted(
@@ -349,7 +361,7 @@ def fit_logistic(
         rows = opened.features(schema, most)
         facts = {
             "classes": schema.classes,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _size(rows.count, n_records),
             "is_user": schema.unit == "person",
         }
 

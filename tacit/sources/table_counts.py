@@ -136,6 +136,8 @@ def _of_persons(schema: Schema, terms: ReleaseTerms) -> tuple[int, ReleaseTerms]
 
     Without a column of persons all are kept, and `records_per_person` is what the caller vouches.
     """
+    if not summarized(schema):
+        raise ValueError("the schema declares no column to summarize.")
     if schema.unit != "person":
         return 1, terms
     most = require_bound(schema, terms.get("records_per_person") or 1)
