@@ -80,10 +80,14 @@ def write_pointer(file: Path, address: str) -> None:
 
 
 def without_password(address: str) -> str:
-    """Return an address without its password."""
+    """Return an address without its passwords, that of the user and those among its options."""
     scheme, sign, rest = address.partition("://")
     user, at, where = rest.rpartition("@")
-    return f"{scheme}{sign}{user.partition(':')[0]}{at}{where}"
+    where, mark, text = where.partition("?")
+    options, number, name = text.partition("#")
+    kept = [one for one in options.split("&") if "password" not in unquote(one).partition("=")[0]]
+    mark = mark if kept else ""
+    return f"{scheme}{sign}{user.partition(':')[0]}{at}{where}{mark}{'&'.join(kept)}{number}{name}"
 
 
 def has_server_key(address: str) -> bool | None:

@@ -338,7 +338,8 @@ class ChunkTable:
 
     def coded(self, schema: Schema, most: int = 1) -> "ArrayTable":
         if person_column(schema) is None:
-            return ArrayTable(lambda: (encode_cells(schema, cells) for cells in self._chunks()))
+            needed = schema.needed
+            return ArrayTable(lambda: (encode_cells(schema, part) for part in self._parts(needed)))
         return ArrayTable(lambda: [self._of_persons(schema, most)])
 
     def features(self, schema: Schema, most: int = 1) -> "ArrayTable":
@@ -350,19 +351,27 @@ class ChunkTable:
         columns = [Column(name=name, lower=-(2**53), upper=2**53) for name in names]
 
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
-            for cells in self._chunks():
+            for cells in self._parts(names):
                 found = [_integers(column, cells[column.name]) for column in columns]
                 kept = np.all([is_known for _, is_known in found], axis=0)
                 yield {name: values[kept] for name, (values, _) in zip(names, found, strict=True)}
 
         return ArrayTable(chunks)
 
+    def _parts(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:  # Any: see `Cells`
+        """Yield the chunks, or one without rows if there are none."""
+        part = None
+        for part in self._chunks():
+            yield part
+        if part is None:
+            yield {name: np.zeros(0) for name in names}
+
     def _of_persons(self, schema: Schema, most: int) -> dict[str, np.ndarray]:
         """Return the codes of the records that are kept, found with all persons in memory."""
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         kept: defaultdict[str, list[list[int]]] = defaultdict(list)
-        for cells in self._chunks():
+        for cells in self._parts(schema.needed):
             codes = encode_cells(schema, cells)
             order = choice_order(schema, ArrayOperations(codes))
             rows = np.column_stack([order, *(codes[name] for name in names)]).tolist()

@@ -37,7 +37,8 @@ def describe(
 
     The engine counts how often each value occurs, one pass for each column. Numbers are rounded to
     1 / 2^16 of their range. If the schema has a column of type person, the engine keeps at most
-    `records_per_person` records of each (default 1), and the guarantee is for a person.
+    `records_per_person` records of each (default 1), and the guarantee is for a person. With more
+    than 1, which are not independent, intervals are about these records, not about a population.
 
     >>> import pandas as pd
     >>> people = pd.DataFrame({"age": [30.0, 41.0, 52.0] * 400})
@@ -52,6 +53,7 @@ def describe(
             tallies(rows, schema),
             schema,
             probabilities=probabilities,
+            about="population" if most == 1 else "records",
             check_share=check_share,
             tolerated=tolerated,
             flags=flag_counts(rows, schema) if check_share else {},  # type: ignore[arg-type]
