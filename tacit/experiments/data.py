@@ -112,6 +112,8 @@ def _table_in_engine(settings: DataSettings, root: str | Path | None) -> dataset
     with sources.open_table(place, schema) as table:
         flags = sources.flag_counts(table.coded(schema, most), schema)
     n_records = next(iter(flags.values())).n_records
+    if n_records == 0:
+        raise ValueError(f"{sources.name_of(place)} has no records.")
     x = np.zeros((0, len(schema.feature_names)), np.float32)
     found = datasets.Dataset(
         name=sources.name_of(place),

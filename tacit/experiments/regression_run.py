@@ -87,10 +87,10 @@ def run_regression(
         tables = [data_of.load(recipe.data, place, needs_classes=False, needs_rows=is_transfer)]
         schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
         tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
+        budget = recipe.privacy.budget.epsilon
+        if not is_transfer:
+            _require_fit(recipe, tables[0], budget)
         with run.paying(recipe, place, ledger) as paying:
-            budget = recipe.privacy.budget.epsilon
-            if not is_transfer:
-                _require_fit(recipe, tables[0], budget, paying)
             flags = {file.name: table.flags for file, table in zip(files, tables[1:], strict=True)}
             checked = check_table(
                 recipe, tables[0].flags, run, paying, epsilon=budget, root=place, others=flags,
@@ -135,23 +135,23 @@ def _reserved(recipe: Recipe, dataset: Dataset) -> float:
 
 
 def _options(
-    recipe: Recipe, dataset: Dataset, epsilon: float, ledger: Ledger
+    recipe: Recipe, dataset: Dataset, epsilon: float
 ) -> dict[str, Any]:  # Any: settings of several types
     return {
         "epsilon": epsilon,
         "delta": recipe.privacy.delta,
         "bounds": data_of.schema_of(recipe.data).bounds,
-        "relation": str(ledger.relation),
+        "relation": recipe.privacy.relation,  # that of the ledger
         "n_records": dataset.n_records,
     }
 
 
-def _require_fit(recipe: Recipe, dataset: Dataset, epsilon: float, ledger: Ledger) -> None:
-    """Raise before the check is paid for, if the method cannot fit a model of this target.
+def _require_fit(recipe: Recipe, dataset: Dataset, epsilon: float) -> None:
+    """Raise before anything is paid or written, if the method cannot fit a model of this target.
 
     In an engine, the whole fit is tried on a table without rows, for which nobody pays.
     """
-    options = _options(recipe, dataset, epsilon, ledger)
+    options = _options(recipe, dataset, epsilon)
     if sources_of(recipe):
         _fit_in_engine(recipe, [], options)
     else:
@@ -162,7 +162,7 @@ def _fit_one(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
     (dataset,) = tables
-    options = _options(recipe, dataset, epsilon, ledger) | {"ledger": ledger, "random_state": rng}
+    options = _options(recipe, dataset, epsilon) | {"ledger": ledger, "random_state": rng}
     if address := sources_of(recipe):
         model = _fit_in_engine(recipe, address, options)
     else:

@@ -172,8 +172,8 @@ def fit_linear(
     require_engine_schema(schema)
     if schema.n_classes is not None:
         raise ValueError("the target has classes: use fit_logistic.")
+    n_features = _require_features(schema)
     model = LinearRegression(bounds=schema.bounds, target_bounds=(-1, 1), **options)
-    n_features = len(schema.feature_names)
     most = require_bound(schema, records_per_person)
     if isinstance(table, PartialMoments):
         if table.schema.to_dict() != schema.to_dict():
@@ -199,6 +199,13 @@ def fit_linear(
             lambda model: model.fit_moments(private, **facts),
             lambda model: model.fit_moments(lambda _: empty, **facts),
         )
+
+
+def _require_features(schema: Schema) -> int:
+    """Return the number of features; raise if there are none."""
+    if not schema.feature_names:
+        raise ValueError("the schema declares no column but the target: there is nothing to fit.")
+    return len(schema.feature_names)
 
 
 def _size(count: Callable[[], int], n_records: int | None) -> int:
@@ -352,9 +359,7 @@ def fit_logistic(
     require_engine_schema(schema)
     if schema.n_classes != 2:
         raise ValueError("fit_logistic needs a target with two classes.")
-    n_features = len(schema.feature_names)
-    if n_features == 0:
-        raise ValueError("the schema declares no features.")
+    n_features = _require_features(schema)
     model = LogisticRegression(bounds=schema.bounds, **options)
     most = require_bound(schema, records_per_person)
     with open_table(table, schema) as opened:
