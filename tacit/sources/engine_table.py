@@ -70,7 +70,10 @@ class RawTable(Protocol):
         ...
 
     def integers(self, names: Sequence[str]) -> "EngineTable":
-        """Return the named columns, which must hold integers, without rows that lack one."""
+        """Return the named columns as i0, i1, ..., without rows that lack one.
+
+        They must hold integers.
+        """
         ...
 
 
@@ -114,7 +117,7 @@ class FrameTable:
 
     def __init__(self, frame: Any) -> None:  # Any: a frame of narwhals
         self._frame = frame.lazy()
-        self._ops = FrameOperations()
+        self._ops = FrameOperations(is_spark=frame.implementation.is_spark_like())
 
     def coded(self, schema: Schema, most: int = 1) -> "FrameTable":
         table = self._with_doubles(schema)
@@ -166,10 +169,10 @@ class FrameTable:
         import narwhals.stable.v2 as nw
 
         kinds = self._kinds(names)
-        columns = [nw.col(_integer_of(kinds, name)) for name in names]
+        columns = [self._ops.column(_integer_of(kinds, name)).cast(nw.Int64) for name in names]
         with _without_values():
-            rows = self._frame.select(*columns).drop_nulls()
-            return FrameTable(rows.select(*(nw.col(name).cast(nw.Int64) for name in names)))
+            rows = self._frame.select(*(c.alias(f"i{k}") for k, c in enumerate(columns)))
+            return FrameTable(rows.drop_nulls())
 
     def count(self) -> int:
         import narwhals.stable.v2 as nw
@@ -281,7 +284,7 @@ class PostgresTable:
     def integers(self, names: Sequence[str]) -> "PostgresTable":
         kinds = self._kinds(names)
         listed = [identifier(_integer_of(kinds, name)) for name in names]
-        cells = ", ".join(f"{name}::int8 AS {name}" for name in listed)
+        cells = ", ".join(f"{name}::int8 AS i{k}" for k, name in enumerate(listed))
         known = " AND ".join(f"{name} IS NOT NULL" for name in listed)
         query = f"SELECT {cells} FROM {self._rows} WHERE {known}"
         return PostgresTable(self._connection, query)
@@ -347,14 +350,14 @@ class ChunkTable:
         return codes.stage(lambda ops: features(schema, ops))
 
     def integers(self, names: Sequence[str]) -> "ArrayTable":
-        """Return the named columns; a row with something else than integers is left out."""
+        """Return the named columns as i0, i1, ...; rows without integers are left out."""
         columns = [Column(name=name, lower=-(2**53), upper=2**53) for name in names]
 
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
             for cells in self._parts(names):
                 found = [_integers(column, cells[column.name]) for column in columns]
                 kept = np.all([is_known for _, is_known in found], axis=0)
-                yield {name: values[kept] for name, (values, _) in zip(names, found, strict=True)}
+                yield {f"i{k}": values[kept] for k, (values, _) in enumerate(found)}
 
         return ArrayTable(chunks)
 

@@ -133,25 +133,29 @@ class ArrayOperations:
 
 
 class FrameOperations:
-    """Operations of narwhals, on data frames of any library and on engines behind them."""
+    """Operations of narwhals, on data frames of any library and on engines behind them.
 
-    def __init__(self) -> None:
+    `is_spark` says that names are parsed: a point in a name would select a field of a column.
+    """
+
+    def __init__(self, *, is_spark: bool = False) -> None:
         import narwhals.stable.v2 as nw
 
-        self._nw = nw
+        self._nw, self._is_spark = nw, is_spark
 
     def column(self, name: str) -> Expression:
-        return self._nw.col(name)
+        is_parsed = self._is_spark and not name.isidentifier()
+        return self._nw.col("`" + name.replace("`", "``") + "`" if is_parsed else name)
 
     def number(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # all kinds can be cast
         # NaN is larger than every number in some engines, and a missing value in others.
-        return self._nw.col(name).cast(self._nw.Float64).fill_nan(None)
+        return self.column(name).cast(self._nw.Float64).fill_nan(None)
 
     def exact(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # none of them has NaN
-        return self._nw.col(name)
+        return self.column(name)
 
     def text(self, name: str) -> Expression:
-        return self._nw.col(name).cast(self._nw.String).str.strip_chars(BLANKS)
+        return self.column(name).cast(self._nw.String).str.strip_chars(BLANKS)
 
     def folded(self, text: Expression) -> Expression:
         return text.str.to_lowercase()
@@ -167,7 +171,7 @@ class FrameOperations:
 
     def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:  # noqa: ARG002
         # Most values take the first case; NaN, which may pass for a large number, takes the last.
-        value = self._nw.col(name).cast(self._nw.Float64)
+        value = self.column(name).cast(self._nw.Float64)
         (lower, upper), (absent, low, high) = bounds, instead
         cases = [((value >= lower) & (value <= upper), value), (value < lower, low)]
         return self.where([*cases, ((value > upper) & ~value.is_nan(), high)], absent)

@@ -125,7 +125,7 @@ def count_votes(
     columns = {name: [0, 1] for name in (query, teacher, label)}
     with open_table(table, Schema(columns)) as opened:
         rows = opened.integers([query, teacher, label])
-        counted = rows.least([query, teacher], label).tally([query, label])
+        counted = rows.least(["i0", "i1"], "i2").tally(["i0", "i2"])
     votes = np.zeros((n_queries, n_classes), np.int64)
     for (asked, answer), n in counted.items():
         if 0 <= asked < n_queries and 0 <= answer < n_classes:
