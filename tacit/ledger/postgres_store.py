@@ -172,6 +172,8 @@ class PostgresStore(Store):
         owned = "SELECT pg_has_role(tableowner, 'MEMBER') FROM pg_tables WHERE schemaname = %s"
         if session.run(owned, [ledger_name(self.address)]).fetchone() != (True,):
             raise LedgerError("only the role that owns a ledger may grant rights on it.")
+        if session.run("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+            raise LedgerError(f"the server has no role {role!r}. Create it there first.")
         name, who = sql.Identifier(ledger_name(self.address)), sql.Identifier(role)
         session.run(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(name, who))
         session.run(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(name, who))
