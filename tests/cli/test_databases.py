@@ -56,7 +56,7 @@ def paid(clinic: Path) -> int:
 @pytest.mark.parametrize(
     ("verb", "schema", "most"),
     [
-        ("regress", "pay", 2),
+        pytest.param("regress", "pay", 2, marks=pytest.mark.slow),
         pytest.param("regress", "pay", 1, marks=pytest.mark.slow),
         pytest.param("regress", "ill", 3, marks=pytest.mark.slow),
         pytest.param("summarize", "pay", 2, marks=pytest.mark.slow),
@@ -73,6 +73,15 @@ def test_several_records_of_a_person_are_paid_for_as_a_person(clinic, verb, sche
     if verb == "regress":  # its number of records is assumed public, and is that of those kept
         assert facts["n_records"] == {1: 1000, 2: 2000}.get(most, 2994)
     assert CliRunner().invoke(app, ["verify", str(clinic / "run")]).exit_code == 0
+
+
+def test_a_person_with_several_records_is_the_unit_of_the_facts(clinic):
+    options = ["--schema", clinic / "pay.toml", "--ledger", clinic / "p.ledger", "--no-page"]
+    done = call("regress", clinic, *options, "--records-per-person", 2)
+    assert done.exit_code == 0, done.output
+    facts = json.loads((clinic / "run" / "facts.json").read_text())
+    assert facts["records_per_person"] == 2
+    assert "number of records" in facts["assumed_public"]
 
 
 @pytest.mark.parametrize(

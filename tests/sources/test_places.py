@@ -77,7 +77,13 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize(("ids", "persons"), IDS.values(), ids=IDS.keys())
+@pytest.mark.parametrize(
+    ("ids", "persons"),
+    [
+        pytest.param(*case, id=name, marks=() if name == "no doubles" else pytest.mark.slow)
+        for name, case in IDS.items()
+    ],
+)
 def test_the_same_persons_are_counted_everywhere(ids, persons, tmp_path):
     table = pa.table({"p": ids, "x": np.linspace(0, 1, 6), "y": np.linspace(1, 0, 6)})
     refused = ("pandas",) if pa.types.is_decimal(ids.type) else ()  # pandas has no such type
