@@ -225,6 +225,8 @@ class FrameTable:
         for name in names:
             if name == "*" or (name.startswith("^") and name.endswith("$")):
                 raise ValueError(f"column {name!r} has a name that engines read as a pattern.")
+        if self._frame.implementation.is_pandas():
+            _require_texts(self._frame.collect().to_native(), names)
         return {name: _frame_kind(name, types[name]) for name in names}
 
     def _first_row(self, expressions: Sequence[Any]) -> list[int]:
@@ -522,6 +524,20 @@ def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals
     if dtype in (nw.String, nw.Categorical) or isinstance(dtype, nw.Enum):
         return TEXT
     raise ValueError(_wrong_type(name))
+
+
+def _require_texts(frame: Any, names: Sequence[str]) -> None:  # Any: a frame of pandas
+    """Raise if a column of objects holds anything but texts and missing values.
+
+    The type of such a column is taken from its first rows. In later ones 1, 1.0 and "1" would be
+    three texts, though they name one person.
+    """
+    from pandas.api.types import infer_dtype
+
+    for name in names:
+        cells = frame[name]
+        if cells.dtype == object and infer_dtype(cells, skipna=True) not in ("string", "empty"):
+            raise ValueError(_wrong_type(name))
 
 
 def _wrong_type(name: str) -> str:

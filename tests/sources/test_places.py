@@ -100,6 +100,16 @@ def test_a_person_is_one_whatever_the_type_of_the_id_in_a_chunk():
     assert moments(chunks, PERSONS).n_rows == 3
 
 
+def test_a_column_of_mixed_objects_is_refused():
+    pandas = pytest.importorskip("pandas")
+    ids = [f"k{k}" for k in range(200)] + [1, 1.0, None]  # its first rows are texts
+    frame = pandas.DataFrame({"p": pandas.Series(ids, dtype=object), "x": 0.5, "y": 0.5})
+    assert moments(frame[:200], PERSONS).n_rows == 200
+    assert moments([frame], PERSONS).n_rows == 201
+    with pytest.raises(ValueError, match="neither numbers, truth values nor text"):
+        moments(frame, PERSONS)
+
+
 @pytest.mark.slow
 def test_names_of_columns_are_only_names(tmp_path):
     odd = ["a b", 'sel"ect', "select", "日本", "x; DROP TABLE t;--", "100%s", "a.b", "`", "person",
