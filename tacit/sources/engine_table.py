@@ -204,17 +204,22 @@ class FrameTable:
     def _with_doubles(self, schema: Schema) -> "FrameTable":
         """Return a table of pyarrow with doubles for the integers that become numbers.
 
-        Expressions of pyarrow refuse to round an integer to the nearest double, and quote it.
+        Expressions of pyarrow refuse to round an integer to the nearest double, and quote it. They
+        cannot compare unsigned integers of 64 bits with others either. Ids of persons stay exact.
         """
         used = {name for derived in schema.derived_features for name in derived.used}
         used |= {c.name for c in schema.declared if c.is_feature and c.type == "number"}
+        person = person_column(schema)
         if not self._frame.implementation.is_pyarrow():
             return self
         import narwhals.stable.v2 as nw
 
         table = self._frame.collect().to_native()
         for place, field in enumerate(table.schema):
-            if field.name in used and str(field.type) in ("int64", "uint64"):
+            kind = str(field.type)
+            if person is not None and field.name == person.name:
+                continue
+            if kind == "uint64" or (kind == "int64" and field.name in used):
                 cells = table.column(place).cast("double", safe=False)
                 table = table.set_column(place, field.name, cells)
         return FrameTable(nw.from_native(table))
