@@ -111,7 +111,8 @@ def _square(names: Sequence[str], ops: Operations) -> Expression:
 def _shrinking(ops: Operations, limit: float) -> Expression:
     """Return the factor that shortens a row, whose squared norm is a column, to `limit`."""
     norm = ops.root(ops.real(ops.column("square")))
-    return ops.where([(norm > limit, limit / norm)], 1.0)
+    # Exactly 1 for short rows. No row is divided by zero: a warning would reveal it.
+    return limit / ops.where([(norm > limit, norm)], limit)
 
 
 def _towards_zero(value: Expression, ops: Operations) -> Expression:

@@ -9,7 +9,14 @@ import pytest
 from engine_cases import as_pandas
 
 from tacit.datasets import Schema
-from tacit.sources import PartialMoments, count_outside, count_votes, fit_linear, moments
+from tacit.sources import (
+    PartialMoments,
+    count_outside,
+    count_votes,
+    fit_linear,
+    fit_logistic,
+    moments,
+)
 
 pq = pytest.importorskip("pyarrow.parquet")
 LINE = Schema({"x": [0, 10], "y": [0, 1]}, target="y")
@@ -229,3 +236,10 @@ def test_votes_of_other_types_are_refused_by_engines():
     votes = pa.table({"query": [0.5], "teacher": [1], "label": [1]})
     with pytest.raises(ValueError, match="'query' must hold integers"):
         count_votes(votes, n_queries=1, n_classes=2)
+
+
+def test_a_row_whose_features_are_zero_gives_no_warning():
+    rows = pa.table({"s": ["a", "z"], "y": [True, False]})  # "z" is no category
+    schema = Schema({"s": ["a", "b"], "y": "boolean"}, target="y")
+    model = fit_logistic([rows], schema, epsilon=1.0, delta=1e-6, random_state=0)
+    assert np.isfinite(model.coef_).all()
