@@ -40,6 +40,13 @@ Public = Annotated[
     bool,
     typer.Option("--public", help="The records are public: measure on them without noise."),
 ]
+RecordsPerPerson = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most records of each person that are used, if the schema names persons; default 1.",
+    ),
+]
 _ALMOST = 0.99  # a bill below this part of the asked epsilon is explained
 _TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".bz2")
 
@@ -55,6 +62,7 @@ class TableOptions:
 
     schema: MaybeSchema = None
     public_sample: PublicSample = None
+    records_per_person: RecordsPerPerson = None
     relation: shared.MaybeRelation = None
     ledger: shared.LedgerFile = None
     seed: shared.Seed = None
@@ -109,6 +117,7 @@ class RecipeOptions(FitOptions):
                 changes["privacy__ledger"] = str(self.ledger.resolve())
             changes["privacy__relation"] = None if self.relation is None else str(self.relation)
             changes["data__is_public"] = self.public or None
+            changes["data__records_per_person"] = self.records_per_person
             chosen = shared.recipe_of(name, self.settings, trust_code=self.trust_code, **changes)
         if chosen.method != "dp-sgd":
             raise ValueError(f"{name} is of method {chosen.method}, which is not trained.")
@@ -135,6 +144,8 @@ def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any
         "schema": schema.to_dict(),
         "evaluation": "paid" if is_fit and given.evaluation else "none",
     }
+    if given.records_per_person is not None:
+        data["records_per_person"] = given.records_per_person
     if isinstance(given, RecipeOptions) and given.public:
         data["is_public"] = True
     public_test = given.public_test if is_fit else None
@@ -170,7 +181,8 @@ def recipe_and_folder(
         recipe = Recipe.read(table / RECIPE)
         if recipe.method != method:
             raise ValueError(f"{table} holds no {method}, but a run of method {recipe.method}.")
-        if given.schema is not None or epsilon is not None or given.ledger is not None:
+        settings = (given.schema, epsilon, given.ledger, given.records_per_person)
+        if any(setting is not None for setting in settings):
             raise ValueError(
                 f"{table} is a run folder, whose recipe has these settings. Leave them out to "
                 "resume it, or give the table for a new run."

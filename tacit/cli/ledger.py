@@ -76,6 +76,8 @@ def show(
         spent = None if at is None else ledger.epsilon(delta=at)
         three = ledger.epsilons(delta=at) if at else None
         left = ledger.remaining()
+        with ledger.store.reading():
+            moved_to = ledger.store.check().moved_to
     if as_json:
         budget = ledger.budget
         print_json(
@@ -86,6 +88,7 @@ def show(
                 "spent": None if at is None else {"epsilon": spent, "delta": at},
                 "epsilons": three and {**three._asdict(), "delta": at},
                 "left": left._asdict() if budget else None,
+                "moved_to": moved_to or None,
                 "entries": [entry.to_dict() for entry in history],
             }
         )
@@ -98,7 +101,9 @@ def show(
         console.print(Text(f"Spent:  epsilon {round_up(spent)} at delta {at:g}"))
     if three is not None:
         console.print(Text(_three(three)))
-    if ledger.budget:
+    if moved_to:
+        console.print(Text(f"Moved:  to {printable(moved_to)}. Nothing can be spent from here."))
+    elif ledger.budget:
         console.print(Text(f"Left:   {left}"))
 
 

@@ -8,6 +8,7 @@ would reveal a private value. A cell is *inside* the declared domain, *missing*,
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -237,8 +238,13 @@ class Column:
         ]
 
     def ids(self, cells: Cells, rules: CellRules = PLAIN) -> list[str | None]:
-        """Return the cells as names of persons; None for a missing one. Private."""
-        return [None if one in rules.missing else one for one in as_texts(cells)]
+        """Return the cells as names of persons; None for a missing one. Private.
+
+        A number gives the same name however it is stored: 1, 1.0 and the text "1". A float from
+        2^53 on names nobody, because different integers become the same float there.
+        """
+        listed = cells.tolist() if isinstance(cells, np.ndarray) else cells
+        return [None if one in rules.missing else one for one in as_texts(map(_plain_id, listed))]
 
     def _numbers(self, cells: Cells, rules: CellRules) -> tuple[Floats, Flags]:
         """Return the number or the category's index of each cell, and whether it is missing."""
@@ -337,6 +343,17 @@ class Column:
         return (
             parsed.is_outside if self.missing is not None else parsed.is_outside | parsed.is_missing
         )
+
+
+def _plain_id(cell: Any) -> Any:  # Any: one cell
+    """Return a number in the form that all equal numbers have; other cells as they are."""
+    if isinstance(cell, float):
+        if not abs(cell) < 2.0**53:  # also NaN
+            return None
+        return int(cell) if cell.is_integer() else cell
+    if isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 100:
+        return int(cell) if cell == cell.to_integral_value() else cell.normalize()
+    return cell
 
 
 def as_texts(cells: Cells | Iterable[Any]) -> list[str | None]:

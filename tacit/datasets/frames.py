@@ -51,9 +51,15 @@ def checked_array(estimator: BaseEstimator, table: Any, *, reset: bool) -> np.nd
 
 
 def _cells(series: Any) -> Cells:
-    """Return one column: numbers as an array with NaN for missing values, else a list."""
+    """Return one column: numbers as an array with NaN for missing values, else a list.
+
+    Integers stay exact, because they may be the ids of persons.
+    """
     if series.dtype.is_numeric() and not series.dtype.is_decimal():
         array = series.to_numpy()
-        if array.dtype.kind in "iuf":
+        if array.dtype.kind in "iu":
+            return array
+        is_rounded = series.dtype.is_integer() and (np.abs(array) >= 2.0**53).any()  # has nulls
+        if array.dtype.kind == "f" and not is_rounded:
             return array.astype(np.float64)
     return series.to_list()

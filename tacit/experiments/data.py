@@ -43,11 +43,12 @@ def load(
     if needs_rows:
         sources.require_rows(settings.path)
     is_divided = settings.name != "table" or settings.validation_share
+    takes_persons = takes_persons or sources.is_database(settings.path)
     if settings.records_per_person > 1 and (is_divided or not takes_persons):
         raise ValueError(
             "data.records_per_person must be 1 here: only tacit train of a table without "
-            "data.validation_share protects persons with several records. With 1, one record of "
-            "each person is used."
+            "data.validation_share, and tacit regress and tacit summarize of a database, protect "
+            "persons with several records. With 1, one record of each person is used."
         )
     if settings.name == "table":
         dataset = _table(settings, root)
@@ -107,9 +108,12 @@ def _table_in_engine(settings: DataSettings, root: str | Path | None) -> dataset
         raise ValueError(
             "a table in a database is not divided: use --no-evaluation or --public-test FILE."
         )
+    most = sources.require_bound(schema, settings.records_per_person)
     with sources.open_table(place, schema) as table:
-        flags = sources.flag_counts(table.coded(schema), schema)
+        flags = sources.flag_counts(table.coded(schema, most), schema)
     n_records = next(iter(flags.values())).n_records
+    if n_records == 0:
+        raise ValueError(f"{sources.name_of(place)} has no records.")
     x = np.zeros((0, len(schema.feature_names)), np.float32)
     found = datasets.Dataset(
         name=sources.name_of(place),
@@ -119,12 +123,16 @@ def _table_in_engine(settings: DataSettings, root: str | Path | None) -> dataset
         y_test=np.zeros(0),
         n_classes=schema.n_classes,
         feature_names=schema.feature_names,
-        public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
+        public=(
+            f"number of {schema.unit if most == 1 else 'record'}s",
+            "bounds and categories of the schema",
+        ),
         n_records=n_records,
         n_held_out=0,
         is_test_public=bool(settings.public_test),
         flags=flags,  # type: ignore[arg-type]  # counts in place of flags
         unit=schema.unit,
+        persons=None if most == 1 else datasets.PersonRows((), most, "records"),
     )
     if not settings.public_test:
         return found

@@ -149,7 +149,7 @@ class DataSettings(_Settings, section="data"):
     schema: dict[str, Value] = field(default_factory=dict)
     """Declared columns of a table; see `tacit.datasets.Schema`."""
     records_per_person: int = _setting(1, _at_least_one)
-    """Most records of each person that DP-SGD uses, if the schema has a column of type person."""
+    """Most records of each person that are used, if the schema has a column of type person."""
     sampled: str = _choice("persons", "records")
     """What lots are random samples of, if persons have several records; see docs/users.md."""
 

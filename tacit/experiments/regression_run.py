@@ -87,8 +87,10 @@ def run_regression(
         tables = [data_of.load(recipe.data, place, needs_classes=False, needs_rows=is_transfer)]
         schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
         tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
+        budget = recipe.privacy.budget.epsilon
+        if not is_transfer:
+            _require_fit(recipe, tables[0], budget)
         with run.paying(recipe, place, ledger) as paying:
-            budget = recipe.privacy.budget.epsilon
             flags = {file.name: table.flags for file, table in zip(files, tables[1:], strict=True)}
             checked = check_table(
                 recipe, tables[0].flags, run, paying, epsilon=budget, root=place, others=flags,
@@ -132,19 +134,35 @@ def _reserved(recipe: Recipe, dataset: Dataset) -> float:
     return epsilon * (share + (settings.evaluation_share if is_paid else 0.0))
 
 
+def _options(
+    recipe: Recipe, dataset: Dataset, epsilon: float
+) -> dict[str, Any]:  # Any: settings of several types
+    return {
+        "epsilon": epsilon,
+        "delta": recipe.privacy.delta,
+        "bounds": data_of.schema_of(recipe.data).bounds,
+        "relation": recipe.privacy.relation,  # that of the ledger
+        "n_records": dataset.n_records,
+    }
+
+
+def _require_fit(recipe: Recipe, dataset: Dataset, epsilon: float) -> None:
+    """Raise before anything is paid or written, if the method cannot fit a model of this target.
+
+    In an engine, the whole fit is tried on a table without rows, for which nobody pays.
+    """
+    options = _options(recipe, dataset, epsilon)
+    if sources_of(recipe):
+        _fit_in_engine(recipe, [], options)
+    else:
+        estimator_of(recipe, dataset.n_classes, **options)
+
+
 def _fit_one(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
     (dataset,) = tables
-    options: dict[str, Any] = {  # Any: settings of several types
-        "epsilon": epsilon,
-        "delta": recipe.privacy.delta,
-        "bounds": data_of.schema_of(recipe.data).bounds,
-        "relation": str(ledger.relation),
-        "ledger": ledger,
-        "n_records": dataset.n_records,
-        "random_state": rng,
-    }
+    options = _options(recipe, dataset, epsilon) | {"ledger": ledger, "random_state": rng}
     if address := sources_of(recipe):
         model = _fit_in_engine(recipe, address, options)
     else:
@@ -155,12 +173,13 @@ def _fit_one(
     return FittedModel(model, f"{kind} regression, {used}", {"method": used})
 
 
-def _fit_in_engine(recipe: Recipe, address: str, options: dict[str, Any]) -> Any:
-    """Return a model that is fitted to sums which the database computes. Any: two estimators."""
+def _fit_in_engine(recipe: Recipe, table: Any, options: dict[str, Any]) -> Any:
+    """Return a model that is fitted to sums which an engine computes. Any: two estimators."""
     schema = data_of.schema_of(recipe.data)
     fit = engines.fit_linear if schema.n_classes is None else engines.fit_logistic
     given = {name: value for name, value in options.items() if name != "bounds"}
-    return fit(address, schema, method=recipe.regression.method, **given)
+    given["records_per_person"] = recipe.data.records_per_person
+    return fit(table, schema, method=recipe.regression.method, **given)
 
 
 def _fit_transfer(
@@ -316,7 +335,9 @@ def _facts(
     event = events[0] if len(events) == 1 else EventSequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()
     touches = [
-        Touch(what="size", how=f"the number of {dataset.unit}s is assumed public", cost="public"),
+        Touch(
+            what="size", how=f"the number of {dataset.counted}s is assumed public", cost="public"
+        ),
         Touch(what="preprocessing", how="values scaled by declared bounds", cost="free"),
         *table_touches(recipe.data, dataset, checked, paid and paid.event),
         Touch(
@@ -344,6 +365,7 @@ def _facts(
         model_file=FITTED,
         metrics_file="",
         seconds=run.seconds,
+        records_per_person=dataset.records_per_person,
     )
 
 

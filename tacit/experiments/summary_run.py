@@ -20,7 +20,7 @@ from tacit.events import Event, Relation, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
 from tacit.experiments.folder import RunFolder
-from tacit.experiments.recipe import Recipe
+from tacit.experiments.recipe import DataSettings, Recipe
 from tacit.experiments.table_check import check_releases, check_table, check_touches, rng_of
 from tacit.ledger import Ledger, paid_once
 
@@ -46,10 +46,10 @@ def run_summary(
     with run.taken(recipe, verb="summarize", root=root) as place:
         if run.is_finished:
             return run.facts()
-        schema, address = data_of.schema_of(recipe.data), recipe.data.path
+        schema = data_of.schema_of(recipe.data)
         if not any(column.is_feature for column in schema.declared):
             raise ValueError("the schema declares no column to summarize: all of them are ignored.")
-        table = _table_of(address, schema, place)
+        table = _table_of(recipe.data, schema, place)
         with run.paying(recipe, place, ledger) as paying:
             epsilon = recipe.privacy.budget.epsilon
             checked = check_table(recipe, table.flags, run, paying, epsilon=epsilon, root=place)
@@ -70,12 +70,18 @@ class _Table(NamedTuple):
     """Of all values; random where they are not here, so that no earlier attempt is repeated."""
 
 
-def _table_of(address: str, schema: "Schema", root: str | Path | None) -> _Table:
+def _table_of(settings: DataSettings, schema: "Schema", root: str | Path | None) -> _Table:
+    address, most = settings.path, sources.require_bound(schema, settings.records_per_person)
     if sources.is_database(address):
         with sources.open_table(address, schema) as opened:
-            rows = opened.coded(schema)
+            rows = opened.coded(schema, most)
             columns, flags = sources.tallies(rows, schema), sources.flag_counts(rows, schema)
         return _Table(sources.name_of(address), columns, flags, os.urandom(32))
+    if most > 1:
+        raise ValueError(
+            "data.records_per_person must be 1 for a file, of which one record of each person is "
+            "used. For more, use the address duckdb:FILE.parquet."
+        )
     path = data_of.locate(address, root)
     flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
     columns = datasets.read_columns(path, schema)
@@ -91,12 +97,15 @@ def _describe(
     seed: int,
 ) -> summaries.StatisticTable:
     """Return the statistics, with the price and the event of the check included."""
-    asked, privacy = recipe.summary, recipe.privacy.budget
+    asked, privacy, most = recipe.summary, recipe.privacy.budget, recipe.data.records_per_person
+    # Several records of a person are not independent, as intervals about the population assume.
+    about: dict[str, Any] = {"about": asked.about}
+    if most > 1:
+        about = {"about": "records", "records_per_person": most}
     found = summaries.describe(
         columns,
         schema,
         probabilities=asked.quantiles,
-        about=asked.about,
         check_share=0.0,
         flags={},  # checked before
         confidence=asked.confidence,
@@ -105,6 +114,7 @@ def _describe(
         relation=ledger.relation,
         ledger=ledger,
         rng=rng_of(recipe, 3, fresh=seed),
+        **about,
     )
     event = Sequence((*checked, found.event)) if checked else found.event
     return replace(found, event=event, epsilon=privacy.epsilon)
@@ -139,11 +149,12 @@ def _facts(
         model=f"{len(rows)} statistics of {len(columns)} columns",
         hyperparameters={
             "quantiles": list(recipe.summary.quantiles),
-            "about": recipe.summary.about,
+            "about": recipe.summary.about if recipe.data.records_per_person == 1 else "records",
             "confidence": recipe.summary.confidence,
             "delta": recipe.privacy.delta,
         },
         utility=Utility(metric="none", private=()),
         model_file=SUMMARY,
         metrics_file="",
+        records_per_person=recipe.data.records_per_person,
     )

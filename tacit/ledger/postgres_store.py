@@ -80,10 +80,14 @@ def write_pointer(file: Path, address: str) -> None:
 
 
 def without_password(address: str) -> str:
-    """Return an address without its password."""
+    """Return an address without its passwords, that of the user and those among its options."""
     scheme, sign, rest = address.partition("://")
     user, at, where = rest.rpartition("@")
-    return f"{scheme}{sign}{user.partition(':')[0]}{at}{where}"
+    where, mark, text = where.partition("?")
+    options, number, name = text.partition("#")
+    kept = [one for one in options.split("&") if "password" not in unquote(one).partition("=")[0]]
+    mark = mark if kept else ""
+    return f"{scheme}{sign}{user.partition(':')[0]}{at}{where}{mark}{'&'.join(kept)}{number}{name}"
 
 
 def has_server_key(address: str) -> bool | None:
@@ -168,6 +172,8 @@ class PostgresStore(Store):
         owned = "SELECT pg_has_role(tableowner, 'MEMBER') FROM pg_tables WHERE schemaname = %s"
         if session.run(owned, [ledger_name(self.address)]).fetchone() != (True,):
             raise LedgerError("only the role that owns a ledger may grant rights on it.")
+        if session.run("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+            raise LedgerError(f"the server has no role {role!r}. Create it there first.")
         name, who = sql.Identifier(ledger_name(self.address)), sql.Identifier(role)
         session.run(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(name, who))
         session.run(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(name, who))

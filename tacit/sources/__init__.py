@@ -11,6 +11,7 @@ from tacit._lazy import lazy
 
 if TYPE_CHECKING:
     from tacit.sources.addresses import as_place, is_database, name_of, require_rows
+    from tacit.sources.grid_encoding import require_bound
     from tacit.sources.places import open_table
     from tacit.sources.second_moments import PartialMoments, fit_linear, fit_logistic, moments
     from tacit.sources.table_counts import (
@@ -32,6 +33,7 @@ _HOMES = {
     "moments": "second_moments",
     "name_of": "addresses",
     "open_table": "places",
+    "require_bound": "grid_encoding",
     "require_rows": "addresses",
     "tallies": "table_counts",
     **dict.fromkeys(_COUNTS, "table_counts"),
@@ -49,6 +51,7 @@ __all__ = [
     "moments",
     "name_of",
     "open_table",
+    "require_bound",
     "require_rows",
     "tallies",
 ]

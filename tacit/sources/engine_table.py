@@ -9,14 +9,15 @@ A result is fetched once, whole, after the engine has finished. Where a task fai
 repeats it from the rows and uses one of its results, so no row is added twice.
 """
 
+import contextlib
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from tacit.datasets import Schema, find_columns
+from tacit.datasets import Column, Schema, find_columns
 from tacit.sources.grid_encoding import (
     HASH,
     MOST_ROWS,
@@ -32,13 +33,14 @@ from tacit.sources.grid_encoding import (
 )
 from tacit.sources.operations import (
     BOOLEAN,
+    DECIMAL,
+    INTEGER,
     NUMBER,
     TEXT,
     ArrayOperations,
     Expression,
     FrameOperations,
     Operations,
-    Sql,
     SqlOperations,
     identifier,
     quoted,
@@ -68,7 +70,10 @@ class RawTable(Protocol):
         ...
 
     def integers(self, names: Sequence[str]) -> "EngineTable":
-        """Return the named columns, which must hold integers."""
+        """Return the named columns as i0, i1, ..., without rows that lack one.
+
+        They must hold integers.
+        """
         ...
 
 
@@ -112,30 +117,34 @@ class FrameTable:
 
     def __init__(self, frame: Any) -> None:  # Any: a frame of narwhals
         self._frame = frame.lazy()
-        self._ops = FrameOperations()
+        self._ops = FrameOperations(is_spark=frame.implementation.is_spark_like())
 
     def coded(self, schema: Schema, most: int = 1) -> "FrameTable":
-        kinds = self._kinds(schema)
+        table = self._with_doubles(schema)
+        kinds = table._kinds(schema.needed)
         if person_column(schema) is None:
-            return self.stage(lambda ops: encode(schema, kinds, ops))
-        return self._of_persons(schema, kinds, most)
+            return table.stage(lambda ops: encode(schema, kinds, ops))
+        return table._of_persons(schema, kinds, most)
 
     def features(self, schema: Schema, most: int = 1) -> "FrameTable":
         if person_column(schema) is not None:
             codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
         else:
-            kinds = self._kinds(schema)
-            codes = self.stage(lambda ops: encode(schema, kinds, ops, with_rules=True))
+            table = self._with_doubles(schema)
+            kinds = table._kinds(schema.needed)
+            codes = table.stage(lambda ops: encode(schema, kinds, ops, with_rules=True))
         # A stage of its own: several features are made of one code, which is computed once.
         return codes.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "FrameTable":
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
-        return FrameTable(self._frame.select(*named))
+        with _without_values():
+            return FrameTable(self._frame.select(*named))
 
     def extend(self, formulas: Formulas) -> "FrameTable":
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
-        return FrameTable(self._frame.with_columns(*named))
+        with _without_values():
+            return FrameTable(self._frame.with_columns(*named))
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         import narwhals.stable.v2 as nw
@@ -153,17 +162,17 @@ class FrameTable:
     def least(self, keys: Sequence[str], value: str) -> "FrameTable":
         import narwhals.stable.v2 as nw
 
-        return FrameTable(self._frame.group_by(*keys).agg(nw.col(value).min()))
+        with _without_values():
+            return FrameTable(self._frame.group_by(*keys).agg(nw.col(value).min()))
 
     def integers(self, names: Sequence[str]) -> "FrameTable":
         import narwhals.stable.v2 as nw
 
-        types = self._frame.collect_schema()
-        find_columns("the table", names, list(types))
-        for name in names:
-            if not types[name].is_integer():
-                raise ValueError(f"column {name!r} must hold integers.")
-        return FrameTable(self._frame.select(*(nw.col(name).cast(nw.Int64) for name in names)))
+        kinds = self._kinds(names)
+        columns = [self._ops.column(_integer_of(kinds, name)).cast(nw.Int64) for name in names]
+        with _without_values():
+            rows = self._frame.select(*(c.alias(f"i{k}") for k, c in enumerate(columns)))
+            return FrameTable(rows.drop_nulls())
 
     def count(self) -> int:
         import narwhals.stable.v2 as nw
@@ -173,8 +182,9 @@ class FrameTable:
     def tally(self, names: Sequence[str]) -> dict[tuple[int, ...], int]:
         import narwhals.stable.v2 as nw
 
-        counted = self._frame.group_by(*names).agg(nw.len().alias("n"))
-        rows = counted.select(*names, "n").collect().rows()
+        with _without_values():
+            counted = self._frame.group_by(*names).agg(nw.len().alias("n"))
+            rows = counted.select(*names, "n").collect().rows()
         return {tuple(int(v) for v in values): int(n) for *values, n in rows}
 
     def _of_persons(self, schema: Schema, kinds: Mapping[str, str], most: int) -> "FrameTable":
@@ -185,18 +195,48 @@ class FrameTable:
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
         codes = encode(schema, kinds, self._ops)
         named = [value.alias(name) for name, value in codes.items()]
-        rows = self._frame.select(*named, key.alias(PERSON), missing.alias("missing"))
-        rows = rows.filter(~nw.col("missing")).drop("missing")
-        rows = rows.with_columns(choice_order(schema, self._ops).alias(HASH))
-        return FrameTable(_first_of_each(rows, [HASH, *names], most).select(*names))
+        with _without_values():
+            rows = self._frame.select(*named, key.alias(PERSON), missing.alias("missing"))
+            rows = rows.filter(~nw.col("missing")).drop("missing")
+            rows = rows.with_columns(choice_order(schema, self._ops).alias(HASH))
+            return FrameTable(_first_of_each(rows, [HASH, *names], most).select(*names))
 
-    def _kinds(self, schema: Schema) -> dict[str, str]:
+    def _with_doubles(self, schema: Schema) -> "FrameTable":
+        """Return a table of pyarrow with doubles for the integers that become numbers.
+
+        Expressions of pyarrow refuse to round an integer to the nearest double, and quote it. They
+        cannot compare unsigned integers of 64 bits with others either. Ids of persons stay exact.
+        """
+        used = {name for derived in schema.derived_features for name in derived.used}
+        used |= {c.name for c in schema.declared if c.is_feature and c.type == "number"}
+        person = person_column(schema)
+        if not self._frame.implementation.is_pyarrow():
+            return self
+        import narwhals.stable.v2 as nw
+
+        table = self._frame.collect().to_native()
+        for place, field in enumerate(table.schema):
+            kind = str(field.type)
+            if person is not None and field.name == person.name:
+                continue
+            if kind == "uint64" or (kind == "int64" and field.name in used):
+                cells = table.column(place).cast("double", safe=False)
+                table = table.set_column(place, field.name, cells)
+        return FrameTable(nw.from_native(table))
+
+    def _kinds(self, names: Sequence[str]) -> dict[str, str]:
         types = self._frame.collect_schema()
-        find_columns("the table", schema.needed, list(types))
-        return {name: _frame_kind(name, types[name]) for name in schema.needed}
+        find_columns("the table", names, list(types))
+        for name in names:
+            if name == "*" or (name.startswith("^") and name.endswith("$")):
+                raise ValueError(f"column {name!r} has a name that engines read as a pattern.")
+        if self._frame.implementation.is_pandas():
+            _require_texts(self._frame.collect().to_native(), names)
+        return {name: _frame_kind(name, types[name]) for name in names}
 
     def _first_row(self, expressions: Sequence[Any]) -> list[int]:
-        (values,) = self._frame.select(*expressions).collect().rows()
+        with _without_values():
+            (values,) = self._frame.select(*expressions).collect().rows()
         return [int(value or 0) for value in values]
 
 
@@ -208,7 +248,7 @@ class PostgresTable:
         self._ops = SqlOperations()
 
     def coded(self, schema: Schema, most: int = 1) -> "PostgresTable":
-        kinds = self._kinds(schema)
+        kinds = self._kinds(schema.needed)
         if any(derived.product for derived in schema.derived_features):
             raise ValueError(
                 "PostgreSQL reports products that are too large or too small as errors, which "
@@ -249,9 +289,12 @@ class PostgresTable:
         return PostgresTable(self._connection, query)
 
     def integers(self, names: Sequence[str]) -> "PostgresTable":
-        assert self._types is not None  # a table as it was opened
-        find_columns("the table", names, list(self._types))
-        return self.stage(lambda ops: {n: Sql(f"{ops.column(n).text}::int8") for n in names})
+        kinds = self._kinds(names)
+        listed = [identifier(_integer_of(kinds, name)) for name in names]
+        cells = ", ".join(f"{name}::int8 AS i{k}" for k, name in enumerate(listed))
+        known = " AND ".join(f"{name} IS NOT NULL" for name in listed)
+        query = f"SELECT {cells} FROM {self._rows} WHERE {known}"
+        return PostgresTable(self._connection, query)
 
     def count(self) -> int:
         return int(self._fetch(f"SELECT count(*) FROM {self._rows}")[0][0])
@@ -283,16 +326,16 @@ class PostgresTable:
         query = f"SELECT {listed} FROM ({placed}) AS placed WHERE place <= {most}"
         return PostgresTable(self._connection, query)
 
-    def _kinds(self, schema: Schema) -> dict[str, str]:
+    def _kinds(self, names: Sequence[str]) -> dict[str, str]:
         assert self._types is not None  # a table as it was opened
-        find_columns("the table", schema.needed, list(self._types))
-        for name in schema.needed:
+        find_columns("the table", names, list(self._types))
+        for name in names:
             if not self._types[name]:
                 raise ValueError(_wrong_type(name))
-        return {name: self._types[name] for name in schema.needed}
+        return {name: self._types[name] for name in names}
 
     def _fetch(self, query: str) -> list[tuple[Any, ...]]:  # Any: values of SQL
-        with self._connection.cursor() as cursor:
+        with _without_values(), self._connection.cursor() as cursor:
             cursor.execute(query)
             return cursor.fetchall()
 
@@ -305,7 +348,8 @@ class ChunkTable:
 
     def coded(self, schema: Schema, most: int = 1) -> "ArrayTable":
         if person_column(schema) is None:
-            return ArrayTable(lambda: (encode_cells(schema, cells) for cells in self._chunks()))
+            needed = schema.needed
+            return ArrayTable(lambda: (encode_cells(schema, part) for part in self._parts(needed)))
         return ArrayTable(lambda: [self._of_persons(schema, most)])
 
     def features(self, schema: Schema, most: int = 1) -> "ArrayTable":
@@ -313,24 +357,31 @@ class ChunkTable:
         return codes.stage(lambda ops: features(schema, ops))
 
     def integers(self, names: Sequence[str]) -> "ArrayTable":
-        """Return the named columns, which must hold integers."""
+        """Return the named columns as i0, i1, ...; rows without integers are left out."""
+        columns = [Column(name=name, lower=-(2**53), upper=2**53) for name in names]
 
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
-            for cells in self._chunks():
-                columns = {name: np.asarray(cells[name], np.float64) for name in names}
-                for name, column in columns.items():
-                    if not (column == np.floor(column)).all():
-                        raise ValueError(f"column {name!r} must hold integers.")
-                yield {name: column.astype(np.int64) for name, column in columns.items()}
+            for cells in self._parts(names):
+                found = [_integers(column, cells[column.name]) for column in columns]
+                kept = np.all([is_known for _, is_known in found], axis=0)
+                yield {f"i{k}": values[kept] for k, (values, _) in enumerate(found)}
 
         return ArrayTable(chunks)
+
+    def _parts(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:  # Any: see `Cells`
+        """Yield the chunks, or one without rows if there are none."""
+        part = None
+        for part in self._chunks():
+            yield part
+        if part is None:
+            yield {name: np.zeros(0) for name in names}
 
     def _of_persons(self, schema: Schema, most: int) -> dict[str, np.ndarray]:
         """Return the codes of the records that are kept, found with all persons in memory."""
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         kept: defaultdict[str, list[list[int]]] = defaultdict(list)
-        for cells in self._chunks():
+        for cells in self._parts(schema.needed):
             codes = encode_cells(schema, cells)
             order = choice_order(schema, ArrayOperations(codes))
             rows = np.column_stack([order, *(codes[name] for name in names)]).tolist()
@@ -469,8 +520,10 @@ def _listed(formulas: Mapping[str, Expression]) -> str:
 def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals
     import narwhals.stable.v2 as nw
 
+    if dtype.is_integer():
+        return INTEGER
     if dtype.is_numeric():
-        return NUMBER
+        return DECIMAL if dtype.is_decimal() else NUMBER
     if dtype == nw.Boolean:
         return BOOLEAN
     if dtype in (nw.String, nw.Categorical) or isinstance(dtype, nw.Enum):
@@ -478,11 +531,53 @@ def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals
     raise ValueError(_wrong_type(name))
 
 
+def _require_texts(frame: Any, names: Sequence[str]) -> None:  # Any: a frame of pandas
+    """Raise if a column of objects holds anything but texts and missing values.
+
+    The type of such a column is taken from its first rows. In later ones 1, 1.0 and "1" would be
+    three texts, though they name one person.
+    """
+    from pandas.api.types import infer_dtype
+
+    for name in names:
+        cells = frame[name]
+        if cells.dtype == object and infer_dtype(cells, skipna=True) not in ("string", "empty"):
+            raise ValueError(_wrong_type(name))
+
+
 def _wrong_type(name: str) -> str:
     return (
         f"column {name!r} holds neither numbers, truth values nor text in this table. Cast it "
         "there, in a view for example."
     )
+
+
+def _integers(column: Column, cells: Any) -> tuple[np.ndarray, np.ndarray]:  # Any: see `Cells`
+    """Return cells as integers, and which of them are integers."""
+    if isinstance(cells, np.ndarray) and cells.dtype.kind == "i":
+        return cells.astype(np.int64), np.ones(len(cells), np.bool_)
+    values, is_missing, is_outside = column.parse(cells)
+    is_known = ~is_missing & ~is_outside & (values == np.floor(values))
+    return values.astype(np.int64), is_known
+
+
+def _integer_of(kinds: Mapping[str, str], name: str) -> str:
+    """Return the name of a column; raise unless it holds integers."""
+    if kinds[name] != INTEGER:
+        raise ValueError(f"column {name!r} must hold integers.")
+    return name
+
+
+@contextlib.contextmanager
+def _without_values() -> Generator[None]:
+    """Raise an error of an engine as one without its message, which may quote values."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"the engine could not read this table ({type(error).__name__}). Its message may quote "
+            "private values and is not shown. Select the columns with the engine itself to see it."
+        ) from None
 
 
 def _require_few_sums(n: int) -> None:

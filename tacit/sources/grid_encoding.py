@@ -25,7 +25,7 @@ import numpy as np
 
 from tacit._check import whole
 from tacit.datasets import UNKNOWN, Column, Derived, Parsed, Schema
-from tacit.sources.operations import BOOLEAN, TEXT, Expression, Operations
+from tacit.sources.operations import BOOLEAN, INTEGER, NUMBER, TEXT, Expression, Operations
 
 STEPS = 2**15
 MOST_ROWS = 2**32
@@ -47,6 +47,9 @@ def require_engine_schema(schema: Schema) -> Schema:
             "statistics in an engine have no weights. Declare that column as ignored, or read the "
             "table into memory."
         )
+    for column in schema.declared:
+        if column.is_feature and _is_quantity(column) and not math.isfinite(_grid(column)[1]):
+            raise ValueError(f"column {column.name!r}: upper - lower is too small for a grid.")
     return schema
 
 
@@ -209,8 +212,13 @@ def person_key(
     schema: Schema, column: Column, kind: str, ops: Operations
 ) -> tuple[Expression, Expression]:
     """Return the id of a row's person, and whether it is missing."""
+    if kind == NUMBER:  # the same rules as in `Column.ids`
+        number = ops.number(column.name, kind)
+        is_rounded = (number >= 2.0**53) | (number <= -(2.0**53))
+        return ops.where([(number == 0.0, 0.0)], number), ops.is_absent(number) | is_rounded
     if kind != TEXT:  # as it is stored: doubles cannot tell large integers apart
-        return ops.column(column.name), ops.is_absent(ops.number(column.name, kind))
+        key = ops.exact(column.name, kind)
+        return key, ops.is_absent(key)
     text = ops.text(column.name)
     missing = ops.is_absent(text)
     for mark in sorted(schema.dialect.rules.missing):
@@ -282,9 +290,10 @@ def _category_code(
             value = ops.folded(value)
         parsed = column.parse(tuple(spelled), schema.dialect.rules)
     else:
-        value = ops.number(column.name, kind)
+        is_exact = kind == INTEGER  # categories may be integers that are no doubles
+        value = ops.exact(column.name, kind) if is_exact else ops.number(column.name, kind)
         absent = ops.is_absent(value)
-        spelled = [0.0, 1.0] if kind == BOOLEAN else _numbers_in(column.spellings)
+        spelled = [0.0, 1.0] if kind == BOOLEAN else _numbers_in(column.spellings, kind)
         parsed = column.parse([bool(x) for x in spelled] if kind == BOOLEAN else spelled)
     found: Expression = 0
     for cell, code, is_outside in zip(spelled, parsed.values, parsed.is_outside, strict=True):
@@ -312,15 +321,15 @@ def _ruled(column: Column) -> list[int]:
     return np.nan_to_num(values, nan=-1.0).astype(int).tolist()
 
 
-def _numbers_in(texts: Sequence[str]) -> list[float]:
-    """Return the texts that are finite numbers, as numbers."""
+def _numbers_in(texts: Sequence[str], kind: str) -> list[float]:
+    """Return the texts that are finite numbers, as numbers; for integers those of 64 bits."""
     found: list[float] = []
     for text in texts:
         try:
-            number = float(text)
+            number = int(text) if kind == INTEGER else float(text)
         except ValueError:
             continue
-        if math.isfinite(number) and number not in found:
+        if abs(number) < (2**63 if kind == INTEGER else math.inf) and number not in found:
             found.append(number)
     return found
 

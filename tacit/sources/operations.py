@@ -15,8 +15,13 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-NUMBER, TEXT, BOOLEAN = "number", "text", "boolean"
-BLANKS = " \t\n\r\v\f"  # removed at both ends of a text
+NUMBER, INTEGER, DECIMAL = "number", "integer", "decimal"  # NUMBER: a floating-point number
+TEXT, BOOLEAN = "text", "boolean"
+BLANKS = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
+    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+"""Characters that are removed at both ends of a text: those that `str.strip` removes."""
 
 Expression: TypeAlias = Any
 """A column or a formula of columns. Any: the type of the engine."""
@@ -35,6 +40,10 @@ class Operations(Protocol):
 
     def number(self, name: str, kind: str) -> Expression:
         """Return a column as a double; a missing value and NaN are absent."""
+        ...
+
+    def exact(self, name: str, kind: str) -> Expression:
+        """Return a column of integers, decimals or truth values as it is; NaN is absent."""
         ...
 
     def text(self, name: str) -> Expression:
@@ -89,6 +98,9 @@ class ArrayOperations:
     def number(self, name: str, kind: str) -> Expression:
         raise NotImplementedError(f"{kind} column {name}: cells are encoded by the schema")
 
+    def exact(self, name: str, kind: str) -> Expression:
+        raise NotImplementedError(f"{kind} column {name}: cells are encoded by the schema")
+
     def text(self, name: str) -> Expression:
         raise NotImplementedError(f"column {name}: cells are encoded by the schema")
 
@@ -121,22 +133,29 @@ class ArrayOperations:
 
 
 class FrameOperations:
-    """Operations of narwhals, on data frames of any library and on engines behind them."""
+    """Operations of narwhals, on data frames of any library and on engines behind them.
 
-    def __init__(self) -> None:
+    `is_spark` says that names are parsed: a point in a name would select a field of a column.
+    """
+
+    def __init__(self, *, is_spark: bool = False) -> None:
         import narwhals.stable.v2 as nw
 
-        self._nw = nw
+        self._nw, self._is_spark = nw, is_spark
 
     def column(self, name: str) -> Expression:
-        return self._nw.col(name)
+        is_parsed = self._is_spark and not name.isidentifier()
+        return self._nw.col("`" + name.replace("`", "``") + "`" if is_parsed else name)
 
     def number(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # all kinds can be cast
         # NaN is larger than every number in some engines, and a missing value in others.
-        return self._nw.col(name).cast(self._nw.Float64).fill_nan(None)
+        return self.column(name).cast(self._nw.Float64).fill_nan(None)
+
+    def exact(self, name: str, kind: str) -> Expression:  # noqa: ARG002  # none of them has NaN
+        return self.column(name)
 
     def text(self, name: str) -> Expression:
-        return self._nw.col(name).cast(self._nw.String).str.strip_chars(BLANKS)
+        return self.column(name).cast(self._nw.String).str.strip_chars(BLANKS)
 
     def folded(self, text: Expression) -> Expression:
         return text.str.to_lowercase()
@@ -152,7 +171,7 @@ class FrameOperations:
 
     def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:  # noqa: ARG002
         # Most values take the first case; NaN, which may pass for a large number, takes the last.
-        value = self._nw.col(name).cast(self._nw.Float64)
+        value = self.column(name).cast(self._nw.Float64)
         (lower, upper), (absent, low, high) = bounds, instead
         cases = [((value >= lower) & (value <= upper), value), (value < lower, low)]
         return self.where([*cases, ((value > upper) & ~value.is_nan(), high)], absent)
@@ -246,12 +265,17 @@ class SqlOperations:
             f"CASE WHEN {exact} = 'NaN' THEN NULL WHEN {exact} > 1e300 THEN 'Infinity'::float8 "
             f"WHEN {exact} < -1e300 THEN '-Infinity'::float8 WHEN abs({exact}) < 1e-300 "
             f"THEN 0::float8 ELSE {column}::float8 END"
-            if kind == "decimal"
+            if kind == DECIMAL
             else f"nullif({column}::float8, 'NaN'::float8)"
         )
 
+    def exact(self, name: str, kind: str) -> Expression:
+        column = identifier(name)
+        return Sql(f"nullif({column}, 'NaN'::numeric)" if kind == DECIMAL else column)
+
     def text(self, name: str) -> Expression:
-        return Sql(f"btrim({identifier(name)}::text, E' \\t\\n\\r\\v\\f')")
+        # The collation compares characters; one of the column may take different texts as equal.
+        return Sql(f'btrim({identifier(name)}::text, {quoted(BLANKS)}) COLLATE "C"')
 
     def folded(self, text: Expression) -> Expression:
         return Sql(f"lower({text.text})")

@@ -1,7 +1,8 @@
 """Places of tables: files, addresses of databases, data frames and chunks, opened as one type."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable
+import glob
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +14,13 @@ from tacit.ledger import without_password
 from tacit.sources.addresses import DUCKDB, is_database
 from tacit.sources.engine_table import ChunkTable, FrameTable, PostgresTable, RawTable
 from tacit.sources.grid_encoding import require_engine_schema
-from tacit.sources.operations import BOOLEAN, NUMBER, TEXT, identifier
+from tacit.sources.operations import BOOLEAN, DECIMAL, INTEGER, NUMBER, TEXT, identifier
 
 _PARQUET = (".parquet", ".pq")
 _POSTGRES_KINDS = {  # type codes of the server's catalog, which never change
-    **dict.fromkeys((20, 21, 23, 700, 701), NUMBER),
-    1700: "decimal",
+    **dict.fromkeys((20, 21, 23), INTEGER),
+    **dict.fromkeys((700, 701), NUMBER),
+    1700: DECIMAL,
     16: BOOLEAN,
     **dict.fromkeys((25, 1042, 1043, 19), TEXT),
 }
@@ -60,7 +62,7 @@ def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable
             return _file(file, schema, stack)
         if not table:
             raise ValueError(f"{place} names no table. Add #TABLE.")
-        name = ".".join(identifier(part) for part in unquote(table).split("."))
+        name = ".".join(identifier(unquote(part)) for part in table.split("."))
         if place.startswith(DUCKDB):
             return _duckdb(address.removeprefix(DUCKDB), name, stack)
         return _postgres(address, name, stack)
@@ -86,20 +88,57 @@ def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable
 
 def _chunks(given: Callable[[], Iterable[Any]] | Iterable[Any], schema: Schema) -> ChunkTable:
     frames = given if callable(given) else lambda: given
-    return ChunkTable(lambda: datasets.frame_chunks(frames(), schema.needed))
+    passes: list[int] = []  # the number of frames of each pass
+
+    def chunks() -> Iterator[Mapping[str, Any]]:
+        n = 0
+        for cells in datasets.frame_chunks(frames(), schema.needed):
+            n += 1
+            yield cells
+        passes.append(n)
+        if n != passes[0]:
+            raise ValueError(
+                f"the function gave {passes[0]} data frames in its first pass and {n} in a later "
+                "one. It must start a new iteration over the same data frames at every call."
+            )
+
+    return ChunkTable(chunks)
 
 
 def _file(path: Path, schema: Schema, stack: contextlib.ExitStack) -> RawTable:
-    is_pattern = any(sign in path.name for sign in "*?[")
+    is_pattern = not path.is_file() and any(sign in str(path) for sign in "*?[")
     if not is_pattern and not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
     if path.suffix in _PARQUET and (connection := _duckdb_connection(None, stack)) is not None:
         # By default DuckDB takes a Parquet file to hold no NaN, and then overlooks those in it.
-        query = "SELECT * FROM read_parquet(?, can_have_nan => true)"
-        return _relation(lambda: connection.sql(query, params=[str(path)]), path.name)
+        # Files of a pattern may hold a column as different types, such as integers and doubles.
+        query = "SELECT * FROM read_parquet(?, can_have_nan => true, union_by_name => true)"
+        name = str(path) if is_pattern else glob.escape(str(path))
+        _require_columns(connection, name, schema)
+        return _relation(lambda: connection.sql(query, params=[name]), path.name)
     if is_pattern:
         raise ValueError(f"{path.name}: a pattern needs Parquet files, and DuckDB installed.")
     return ChunkTable(lambda: datasets.read_cell_chunks(path, schema, schema.needed))
+
+
+def _require_columns(connection: Any, pattern: str, schema: Schema) -> None:  # Any: no types
+    """Raise if a file has a column twice, or only some of the files have it.
+
+    DuckDB would take the first one, and missing values for the files without it.
+    """
+    duckdb: Any = import_module("duckdb")
+
+    query = "SELECT name, count(*), count(DISTINCT file_name) FROM parquet_schema(?) GROUP BY name"
+    try:
+        rows = connection.execute(query, [pattern]).fetchall()
+    except duckdb.Error:
+        raise ValueError(f"{Path(pattern).name} names no Parquet file that can be read.") from None
+    n_files = max(n for _, _, n in rows)  # every file has a root element
+    for name, n_columns, n in rows:
+        if name in schema.needed and n_columns > n:
+            raise ValueError(f"{Path(pattern).name} has more than one column {name!r}.")
+        if name in schema.needed and n < n_files:
+            raise ValueError(f"some of the files {Path(pattern).name} lack the column {name!r}.")
 
 
 def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> RawTable:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from tacit._arrays import Floats
+from tacit._check import whole
 from tacit.datasets import FeatureBounds, Schema
 from tacit.regression import (
     Bounds,
@@ -110,7 +111,8 @@ def _square(names: Sequence[str], ops: Operations) -> Expression:
 def _shrinking(ops: Operations, limit: float) -> Expression:
     """Return the factor that shortens a row, whose squared norm is a column, to `limit`."""
     norm = ops.root(ops.real(ops.column("square")))
-    return ops.where([(norm > limit, limit / norm)], 1.0)
+    # Exactly 1 for short rows. No row is divided by zero: a warning would reveal it.
+    return limit / ops.where([(norm > limit, norm)], limit)
 
 
 def _towards_zero(value: Expression, ops: Operations) -> Expression:
@@ -171,19 +173,20 @@ def fit_linear(
     require_engine_schema(schema)
     if schema.n_classes is not None:
         raise ValueError("the target has classes: use fit_logistic.")
+    n_features = _require_features(schema)
     model = LinearRegression(bounds=schema.bounds, target_bounds=(-1, 1), **options)
-    n_features = len(schema.feature_names)
     most = require_bound(schema, records_per_person)
     if isinstance(table, PartialMoments):
+        if table.schema.to_dict() != schema.to_dict():
+            raise ValueError("these moments were computed by another schema: give that one.")
         known = table.moments
-        n_rows = n_records or known.n_rows
-        require_few_rows(n_rows)
+        n_rows = _size(lambda: known.n_rows, n_records)
         return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
         rows = opened.features(schema, most)
         facts = {
             "n_features": n_features,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _size(rows.count, n_records),
             "is_user": schema.unit == "person",
         }
 
@@ -197,6 +200,23 @@ def fit_linear(
             lambda model: model.fit_moments(private, **facts),
             lambda model: model.fit_moments(lambda _: empty, **facts),
         )
+
+
+def _require_features(schema: Schema) -> int:
+    """Return the number of features; raise if there are none."""
+    if not schema.feature_names:
+        raise ValueError("the schema declares no column but the target: there is nothing to fit.")
+    return len(schema.feature_names)
+
+
+def _size(count: Callable[[], int], n_records: int | None) -> int:
+    """Return the public number of records; that of the table, unless one is declared."""
+    if n_records is not None:
+        return require_few_rows(whole(n_records=n_records, least=1))
+    found = require_few_rows(count())
+    if found == 0:
+        raise ValueError("the table has no records.")
+    return found
 
 
 def _fitted(
@@ -340,16 +360,14 @@ def fit_logistic(
     require_engine_schema(schema)
     if schema.n_classes != 2:
         raise ValueError("fit_logistic needs a target with two classes.")
-    n_features = len(schema.feature_names)
-    if n_features == 0:
-        raise ValueError("the schema declares no features.")
+    n_features = _require_features(schema)
     model = LogisticRegression(bounds=schema.bounds, **options)
     most = require_bound(schema, records_per_person)
     with open_table(table, schema) as opened:
         rows = opened.features(schema, most)
         facts = {
             "classes": schema.classes,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _size(rows.count, n_records),
             "is_user": schema.unit == "person",
         }
 

@@ -37,7 +37,8 @@ def describe(
 
     The engine counts how often each value occurs, one pass for each column. Numbers are rounded to
     1 / 2^16 of their range. If the schema has a column of type person, the engine keeps at most
-    `records_per_person` records of each (default 1), and the guarantee is for a person.
+    `records_per_person` records of each (default 1), and the guarantee is for a person. With more
+    than 1, which are not independent, intervals are about these records, not about a population.
 
     >>> import pandas as pd
     >>> people = pd.DataFrame({"age": [30.0, 41.0, 52.0] * 400})
@@ -52,6 +53,7 @@ def describe(
             tallies(rows, schema),
             schema,
             probabilities=probabilities,
+            about="population" if most == 1 else "records",
             check_share=check_share,
             tolerated=tolerated,
             flags=flag_counts(rows, schema) if check_share else {},  # type: ignore[arg-type]
@@ -123,7 +125,7 @@ def count_votes(
     columns = {name: [0, 1] for name in (query, teacher, label)}
     with open_table(table, Schema(columns)) as opened:
         rows = opened.integers([query, teacher, label])
-        counted = rows.least([query, teacher], label).tally([query, label])
+        counted = rows.least(["i0", "i1"], "i2").tally(["i0", "i2"])
     votes = np.zeros((n_queries, n_classes), np.int64)
     for (asked, answer), n in counted.items():
         if 0 <= asked < n_queries and 0 <= answer < n_classes:
@@ -136,6 +138,8 @@ def _of_persons(schema: Schema, terms: ReleaseTerms) -> tuple[int, ReleaseTerms]
 
     Without a column of persons all are kept, and `records_per_person` is what the caller vouches.
     """
+    if not summarized(schema):
+        raise ValueError("the schema declares no column to summarize.")
     if schema.unit != "person":
         return 1, terms
     most = require_bound(schema, terms.get("records_per_person") or 1)

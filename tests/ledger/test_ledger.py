@@ -256,7 +256,7 @@ def test_threads_share_one_budget(path: Path | None) -> None:
         max_size=12,
     )
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_whatever_is_asked_the_books_balance(asked: list[tuple[Event, str | None, bool]]) -> None:
     ledger, paid = Ledger(budget=Budget(1.0, 1e-5)), []
     for event, partition, reserve in asked:

@@ -108,6 +108,8 @@ def test_a_role_may_spend_or_only_read(address, running):
         owned.spend(PureDP(0.1))
         owned.grant("spender", spend=True)
         owned.grant("reader")
+        with pytest.raises(LedgerError, match="has no role"):
+            owned.grant('x"; DROP SCHEMA public; --')
     as_role = {role: address.replace("postgres@", f"{role}@") for role in ("spender", "reader")}
     with Ledger(as_role["spender"]) as ledger:
         ledger.spend(PureDP(0.1))
@@ -120,6 +122,35 @@ def test_a_role_may_spend_or_only_read(address, running):
             ledger.spend(PureDP(0.1))
     with pytest.raises(LedgerError, match="may not spend"):
         Ledger(as_role["reader"])
+
+
+def test_a_role_that_may_spend_can_undo_no_payment(address, running):
+    import psycopg
+
+    name = address.partition("#")[2]
+    with psycopg.connect(running.url, autocommit=True) as raw:
+        raw.execute("CREATE ROLE cheat LOGIN")
+        with Ledger(address, Budget(1.0)) as owned:
+            owned.spend(PureDP(0.3))
+            early = raw.execute(f'SELECT cost, entries FROM "{name}".total').fetchone()
+            owned.spend(PureDP(0.5))
+            owned.grant("cheat", spend=True)
+    as_cheat = running.url.replace("postgres@", "cheat@")
+    forbidden = [
+        "DELETE FROM {}.entry",
+        "UPDATE {}.entry SET cost = NULL",
+        "UPDATE {}.ledger SET epsilon = 9",
+        "DELETE FROM {}.total",
+        "ALTER TABLE {}.entry DISABLE TRIGGER ALL",
+        "DROP TABLE {}.entry",
+    ]
+    for statement in forbidden:
+        with psycopg.connect(as_cheat) as raw, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            raw.execute(statement.format(f'"{name}"'))
+    with psycopg.connect(as_cheat) as raw:
+        raw.execute(f'UPDATE "{name}".total SET cost = %s, entries = %s', early)
+    with pytest.raises(LedgerError, match="not the sum of its entries"):
+        Ledger(address).spend(PureDP(0.6))
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 20])
