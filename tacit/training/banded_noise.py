@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import sampling
@@ -69,6 +70,7 @@ _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
 _UNKNOWN = -1  # in place of a step: the noise starts anew at the next one
 _CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
+_AHEAD = 4  # steps whose older residuals are mixed in one pass over the memory
 
 
 class Bands(NamedTuple):
@@ -286,8 +288,9 @@ class BandedNoise(NoisyMean):
         self._next = 0  # the step after the newest residual
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
-        self._space: Tensor | None = None
-        self._past_of: int | None = None  # the step whose earlier residuals are mixed in _space
+        self._space: Tensor | None = None  # (ahead, parameters): the past of step t in t mod ahead
+        self._ready = range(0)  # steps whose residuals from before their block are in _space
+        self._past_of: int | None = None  # the step whose residuals are all in _space
         self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
@@ -297,7 +300,7 @@ class BandedNoise(NoisyMean):
 
     def start_anew(self, step: int) -> None:
         """Drop the residuals of steps before `step`: the columns of the strategy are cut there."""
-        self._begin, self._past_of = step, None
+        self._begin, self._past_of, self._ready = step, None, range(0)
         if self._residuals is not None:
             self._residuals.zero_()
 
@@ -314,7 +317,7 @@ class BandedNoise(NoisyMean):
             )
         self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
         self._residuals = None if kept is None else from_text(kept)
-        self._past_of = None
+        self._past_of, self._ready = None, range(0)
         self._blocks.clear()  # kernels hold the address of the residuals
 
     def past(self, step: int, device: torch.device) -> list[Tensor]:
@@ -326,19 +329,26 @@ class BandedNoise(NoisyMean):
         return [self._past(step)]
 
     def release(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+        dtypes: Sequence[torch.dtype] | None = None,  # noqa: ARG002  # residuals need all digits
     ) -> list[Tensor]:
         """Return the gradient recovered from the release of each of `sums`, over expected_batch.
 
         The caller has paid for the whole run. The returned tensors are valid until the next call.
         """
+        sums = [total.to_dense() for total in sums]
         if noise_multiplier == 0:  # no noise, no residuals
             return [total * (1.0 / self._batch) for total in sums]
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
             self.launched(step)
-            return list(sums)
+            return sums
         self._begin_step(step)
         size = sum(total.numel() for total in sums)
         units = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, size)]
@@ -346,9 +356,7 @@ class BandedNoise(NoisyMean):
         means = self._release_on_host(mixed, scales, step, noise_multiplier)
         self._keep(sums, means, units, step)
         self._next = step + 1
-        for total, mean in zip(sums, means, strict=True):
-            total.copy_(mean)
-        return list(sums)
+        return [mean.to(total) for mean, total in zip(means, sums, strict=True)]
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -391,7 +399,7 @@ class BandedNoise(NoisyMean):
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
         kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
         space = self._past(step)
-        self._past_of = None  # it is overwritten
+        self._past_of, self._ready = None, range(step + 1, self._ready.stop)  # it is overwritten
         for total, unit, there in _chunks(sums, units):
             past = space[there]
             if kept.dtype == torch.int32:
@@ -401,24 +409,44 @@ class BandedNoise(NoisyMean):
         return [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
 
     def _past(self, step: int) -> Tensor:
-        """Return sum_k c_k e_{t-k} in float64: in units on a GPU. Computed once for each step."""
+        """Return sum_k c_k e_{t-k} in float64: in units on a GPU. Computed once for each step.
+
+        Residuals fill many times the caches. So a CPU reads them once for a block of `_AHEAD`
+        steps: its first step mixes the residuals of steps before the block for all steps of the
+        block. To these each step adds those from its own block. The order of additions depends on
+        the step alone, so a restart within a block repeats them bit for bit.
+        """
         kept = self._residuals
         assert kept is not None
-        if self._space is None or (self._space.shape, self._space.device) != (
-            kept[0].shape,
-            kept.device,
-        ):
+        ahead = 1 if kept.is_cuda else min(_AHEAD, self._rows)
+        place, block, shape = step % ahead, step - step % ahead, (ahead, kept.shape[1])
+        if self._space is None or (self._space.shape, self._space.device) != (shape, kept.device):
             # Used again in every step: fresh pages of memory cost as much as a pass.
-            self._space = torch.empty_like(kept[0], dtype=torch.float64)
-            self._past_of = None
+            self._space = torch.empty(shape, dtype=torch.float64, device=kept.device)
+            self._past_of, self._ready = None, range(0)
+        if step not in self._ready:
+            weights = torch.from_numpy(self._weights(step, block, ahead)).to(kept.device)
+            for there in _slices(kept.shape[1]):
+                torch.mm(weights, kept[:, there].double(), out=self._space[:, there])
+            self._ready = range(step, block + ahead)
         if self._past_of != step:
-            lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
-            weights = torch.from_numpy(self._column[lags]).to(kept.device)
-            for start in range(0, len(self._space), _CHUNK):
-                there = slice(start, start + _CHUNK)
-                torch.mv(kept[:, there].double().T, weights, out=self._space[there])
+            recent = [(s % self._rows, self._column[step - s]) for s in range(block, step)]
+            for there in _slices(kept.shape[1] if recent else 0):
+                for row, weight in recent:
+                    self._space[place, there].add_(kept[row, there], alpha=weight)
             self._past_of = step
-        return self._space
+        return self._space[place]
+
+    def _weights(self, step: int, block: int, ahead: int) -> NDArray[np.float64]:
+        """Return the weight of each row of residuals in the past of each of `ahead` steps.
+
+        The first of them is `block`. Residuals from then on have weight 0: the rows hold those of
+        the steps just before `step`, which may be within the block.
+        """
+        steps = step - 1 - (step - 1 - np.arange(self._rows)) % self._rows  # of each row
+        lags = block + np.arange(ahead)[:, None] - steps
+        is_meant = (steps < block) & (lags <= self._rows)
+        return np.where(is_meant, self._column[np.clip(lags, 0, self._rows)], 0.0)
 
     def _keep(
         self, sums: Sequence[Tensor], means: Sequence[Tensor], units: Sequence[float], step: int
@@ -432,8 +460,10 @@ class BandedNoise(NoisyMean):
                 residual = torch.add(total, mean, alpha=-batch).div_(unit).nan_to_num_(0.0)
                 row[there] = residual.clamp_(-_LIMIT, _LIMIT)  # rounded toward zero
             else:
-                residual = torch.add(total, mean, alpha=-batch, out=row[there]).nan_to_num_(0.0)
-                residual.clamp_(-_LIMIT * unit, _LIMIT * unit)
+                residual = torch.add(total, mean, alpha=-batch, out=row[there])
+                least, largest = residual.aminmax()
+                if not (least >= -_LIMIT * unit and largest <= _LIMIT * unit):
+                    residual.nan_to_num_(0.0).clamp_(-_LIMIT * unit, _LIMIT * unit)
 
     def _kept(self, size: int, device: torch.device) -> Tensor:
         """Return the residuals on the device of the sums: on a GPU in whole units.
@@ -465,7 +495,12 @@ def _chunks(
     start, device = 0, tensors[0].device
     for tensor, unit in zip(tensors, units, strict=True):
         flat = tensor.detach().reshape(-1)
-        for first in range(0, len(flat), _CHUNK):
-            part = flat[first : first + _CHUNK].to(device)
-            yield part, unit, slice(start + first, start + first + len(part))
+        for here in _slices(len(flat)):
+            yield flat[here].to(device), unit, slice(start + here.start, start + here.stop)
         start += len(flat)
+
+
+def _slices(size: int) -> Iterator[slice]:
+    """Yield the coordinates of a vector of `size` numbers, `_CHUNK` at a time."""
+    for start in range(0, size, _CHUNK):
+        yield slice(start, min(start + _CHUNK, size))
