@@ -108,6 +108,22 @@ def make_grids(
     return [NoiseGrid(step, std / step) for step, std in zip(steps, stds, strict=True)]
 
 
+class ComputedSum(Protocol):
+    """A flat part of a sum that is not an array of its numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, here: slice) -> "ComputedSum": ...
+
+    def add_to(self, noise: Floats) -> None:
+        """Add these numbers, in whole steps of the grid, to as many others."""
+        ...
+
+    def released(self, values: Floats, places: Indices | None = None) -> None:
+        """Take note of released numbers; those at `places`, if given, replace earlier ones."""
+        ...
+
+
 class SparseSum:
     """Numbers `first` to `first + size` of a sum that is zero except at the given `places`.
 
@@ -133,11 +149,14 @@ class SparseSum:
         given = slice(*self.places.searchsorted((self.first, self.first + self.size)))
         noise[self.places[given] - self.first] += self.steps[given]
 
+    def released(self, values: Floats, places: Indices | None = None) -> None:
+        """Nothing is kept of released numbers."""
+
 
 class SumOnGrid(NamedTuple):
     """A flat part of a sum, its grid, and where it is released to: `out` may be `total` itself."""
 
-    total: "NDArray[Any] | SparseSum"  # Any: float32 or float64
+    total: NDArray[Any] | ComputedSum  # Any: float32 or float64
     grid: NoiseGrid
     out: NDArray[Any]
 
@@ -213,9 +232,12 @@ def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, t
             undecided.append((part, places, steps))
             start = stop
     noise, start = _finish(np.concatenate(their_words), source.sequence(2 * tile + 1)), 0
-    for (_, (step, noise_steps), out), places, steps in undecided:
+    for (total, (step, noise_steps), out), places, steps in undecided:
         steps += np.rint(noise[start : start + len(places)] * noise_steps)
-        out[places] = steps * (step * factor)
+        steps *= step * factor
+        out[places] = steps
+        if not isinstance(total, np.ndarray):
+            total.released(steps, places)
         start += len(places)
 
 
@@ -231,12 +253,14 @@ def _release(part: SumOnGrid, noise: Floats, late: Indices, scale: float, factor
     if noise_steps != scale:
         np.multiply(noise, noise_steps / scale, out=noise)
     np.rint(noise, out=noise)
-    if isinstance(total, SparseSum):
-        total.add_to(noise)
-    else:
+    if isinstance(total, np.ndarray):
         np.add(noise, in_steps(total, step, _SPACE.floats[: len(total)]), out=noise)
+    else:
+        total.add_to(noise)
     steps = noise[late]
     np.multiply(noise, step * factor, out=noise)
+    if not isinstance(total, np.ndarray):
+        total.released(noise)
     np.copyto(out, noise, casting="same_kind")
     return steps
 

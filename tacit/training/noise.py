@@ -47,6 +47,8 @@ class NoisyMean:
     this object in another process would draw the same noise, so it refuses to be copied.
     """
 
+    _keeps_sums = False  # whether the sums are still read when they are being released
+
     def __init__(
         self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
     ) -> None:
@@ -187,9 +189,9 @@ class NoisyMean:
         self._check_process()
         grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         wanted = [total.dtype for total in sums] if dtypes is None else dtypes
-        parts, outs = zip(*map(_on_host, sums, grids, wanted), strict=True)
+        parts, outs = zip(*map(self._on_host, sums, grids, wanted), strict=True)
         add_noise(
-            parts,
+            self._with_past(parts, step),
             1.0 / self._expected_batch,
             source=self._source("noise", step),
             threads=torch.get_num_threads(),
@@ -197,6 +199,27 @@ class NoisyMean:
         return [
             out.view(t.shape).to(t.device, d) for out, t, d in zip(outs, sums, wanted, strict=True)
         ]
+
+    def _on_host(
+        self, total: Tensor, grid: NoiseGrid, dtype: torch.dtype
+    ) -> tuple[SumOnGrid, Tensor]:
+        """Return a sum as one row of float32 or float64 numbers, and the row it is released to.
+
+        That is the memory of the sum if it can be.
+        """
+        total = total.detach().to("cpu", torch.promote_types(total.dtype, torch.float32))
+        kind = dtype if dtype in (torch.float32, torch.float64) else total.dtype
+        if total.is_sparse:
+            out = torch.empty(total.numel(), dtype=kind)
+            return SumOnGrid(_places_on(grid, total.coalesce()), grid, out.numpy()), out
+        flat = total.reshape(-1)
+        is_in_place = kind == flat.dtype and not self._keeps_sums
+        out = flat if is_in_place else torch.empty_like(flat, dtype=kind)
+        return SumOnGrid(flat.numpy(), grid, out.numpy()), out
+
+    def _with_past(self, parts: Sequence[SumOnGrid], _step: int) -> Sequence[SumOnGrid]:
+        """Return the parts of a sum with what earlier steps add to them: nothing."""
+        return parts
 
     def deviation(self, _step: int) -> float:
         """Return the noise's standard deviation on a step's gradient, in units of independent z."""
@@ -241,24 +264,12 @@ class NoisyMean:
             )
 
 
-def _on_host(total: Tensor, grid: NoiseGrid, dtype: torch.dtype) -> tuple[SumOnGrid, Tensor]:
-    """Return a sum as one row of float32 or float64 numbers, and the row where it is released to.
-
-    That is the memory of the sum, if there is one number for each and `dtype` is not a shorter one.
-    """
-    total = total.detach().to("cpu", torch.promote_types(total.dtype, torch.float32))
-    if total.is_sparse:
-        given = total.coalesce()
-        first, values = given.indices()[0] * total.shape[1], given.values().numpy()
-        places = (first.unsqueeze(1) + torch.arange(total.shape[1])).flatten().numpy()
-        steps = in_steps(values, grid.step, np.empty(values.shape)).reshape(-1)
-        kind = dtype if dtype in (torch.float32, torch.float64) else total.dtype
-        out = torch.empty(total.numel(), dtype=kind)
-        return SumOnGrid(SparseSum(places, steps, 0, len(out)), grid, out.numpy()), out
-    flat = total.reshape(-1)
-    is_shorter = (dtype, flat.dtype) == (torch.float32, torch.float64)
-    out = torch.empty_like(flat, dtype=dtype) if is_shorter else flat
-    return SumOnGrid(flat.numpy(), grid, out.numpy()), out
+def _places_on(grid: NoiseGrid, total: Tensor) -> SparseSum:
+    """Return a sparse sum of table rows, each of which is given once, as flat places on a grid."""
+    first, values = total.indices()[0] * total.shape[1], total.values().numpy()
+    places = (first.unsqueeze(1) + torch.arange(total.shape[1])).flatten().numpy()
+    steps = in_steps(values, grid.step, np.empty(values.shape)).reshape(-1)
+    return SparseSum(places, steps, 0, total.numel())
 
 
 def replayed_update(

@@ -21,7 +21,7 @@ from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training import AdamBC, AdaptiveClip, Banded, Stairs
-from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training.banded_noise import BandedNoise, MixedSum, choose_bands, price_bands
 from tacit.training.ema import TailMean
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
@@ -549,7 +549,7 @@ def test_a_residual_that_was_not_kept_is_not_found_later(problem, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(made.private._noise, "_keep", fail)
+        patch.setattr(MixedSum, "released", fail)
         with pytest.raises(MemoryError):
             gradients(made, stop=7)
     gradients(made, stop=8)
@@ -694,3 +694,21 @@ def test_residuals_are_mixed_as_written_and_a_restart_anywhere_repeats_them(band
         again.load_state(state)
         for step in range(begin, min(begin + 6, steps)):
             assert torch.equal(released(again, step), gradients[step])
+
+
+def test_residuals_in_whole_units_are_mixed_on_the_cpu_as_well(monkeypatch):
+    """As those of a GPU are, in a step for which it has no kernel."""
+    sums = torch.rand(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = []
+    for kind in (torch.float64, torch.int32):
+        run = BandedNoise(Key.from_seed(1), expected_batch=4.0, column=optimal_bands(9, 4))
+        run._residuals = torch.zeros(3, 40, dtype=kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "_kept", lambda *_, run=run: run._residuals)
+            options = {"scales": [1.0], "noise_multiplier": 1.0}
+            found = [
+                run.release([total.clone()], step=t, **options) for t, total in enumerate(sums)
+            ]
+        assert run._residuals.dtype == kind
+        seen.append(torch.stack([gradient for (gradient,) in found]))
+    assert 0 < (seen[0] - seen[1]).abs().max() < 1e-6  # units are 6e-8
