@@ -109,7 +109,8 @@ class Banded:
         step, so the last weights alone gain nothing. 0 leaves the last weights.
     most_bands, memory
         Limits of "auto". Residuals take 8 bytes for each parameter and band but one, 4 on a GPU;
-        `memory` is the most bytes that they may take.
+        `memory` is the most bytes that they may take. A CPU takes up to 32 bytes for each parameter
+        besides, for sums of residuals.
     restart
         Start the noise anew after every so many steps. With a `FixedOrder` of so many steps this is
         DP-FTRL with restarts (Kairouz et al. 2021, arXiv:2103.00039).
@@ -477,6 +478,7 @@ class BandedNoise(NoisyMean):
         self._ready = range(step + 1, self._ready.stop)
         rows, start, found = kept.numpy(), 0, []
         for total, grid, out in parts:
+            assert isinstance(total, np.ndarray)  # `release` has made sparse sums dense
             here = slice(start, start + len(total))
             near = [(rows[row, here], weight) for row, weight in recent]
             residual = rows[step % self._rows, here]

@@ -240,8 +240,10 @@ class TableRows:
         rows, places = self.ids.flatten().unique(return_inverse=True)
         values = self._weighted(factors, keep, bounded=bounded).reshape(-1, width)
         total = values.new_zeros(len(rows), width).index_add_(0, places, values)
-        options = {"check_invariants": False, "is_coalesced": True}  # sorted, each row once
-        return torch.sparse_coo_tensor(rows.unsqueeze(0), total, (self.table, width), **options)
+        size = self.table, width
+        return torch.sparse_coo_tensor(  # sorted, and each row once
+            rows.unsqueeze(0), total, size, check_invariants=False, is_coalesced=True
+        )
 
     def _weighted(self, factors: Tensor, keep: Tensor | None, *, bounded: bool) -> Tensor:
         if bounded:
