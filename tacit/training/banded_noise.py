@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit import sampling
@@ -55,7 +56,7 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
-from tacit.training.grid_noise import NoiseGrid
+from tacit.training.grid_noise import NoiseGrid, SumOnGrid, in_steps
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 from tacit.training.tensor_text import from_text, to_text
@@ -69,6 +70,7 @@ _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
 _UNKNOWN = -1  # in place of a step: the noise starts anew at the next one
 _CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
+_AHEAD = 4  # steps whose older residuals are mixed in one pass over the memory
 
 
 class Bands(NamedTuple):
@@ -107,7 +109,8 @@ class Banded:
         step, so the last weights alone gain nothing. 0 leaves the last weights.
     most_bands, memory
         Limits of "auto". Residuals take 8 bytes for each parameter and band but one, 4 on a GPU;
-        `memory` is the most bytes that they may take.
+        `memory` is the most bytes that they may take. A CPU takes up to 32 bytes for each parameter
+        besides, for sums of residuals.
     restart
         Start the noise anew after every so many steps. With a `FixedOrder` of so many steps this is
         DP-FTRL with restarts (Kairouz et al. 2021, arXiv:2103.00039).
@@ -259,12 +262,73 @@ def choose_bands(
     return min(map(price, sorted(candidates)), key=lambda found: found.noise)
 
 
+class MixedSum:
+    """c_0 g_t + sum_k c_k e_{t-k} for some coordinates, whose release leaves the residual e_t.
+
+    `older` is the part of residuals that was mixed before, and `recent` are further residuals with
+    their weights. `residual` is where e_t is written to. Private.
+    """
+
+    def __init__(
+        self,
+        total: NDArray[Any],  # Any: float32 or float64
+        older: NDArray[np.float64],
+        recent: Sequence[tuple[NDArray[np.float64], float]],
+        residual: NDArray[np.float64],
+        options: "_Mixing",
+    ) -> None:
+        self._total, self._older, self._recent = total, older, recent
+        self._residual, self._options = residual, options
+
+    def __len__(self) -> int:
+        return len(self._total)
+
+    def __getitem__(self, here: slice) -> "MixedSum":
+        recent = [(row[here], weight) for row, weight in self._recent]
+        options = self._residual[here], self._options
+        return MixedSum(self._total[here], self._older[here], recent, *options)
+
+    def add_to(self, noise: NDArray[np.float64]) -> None:
+        """Add these numbers, in whole steps of the grid, to as many others."""
+        x = np.multiply(self._total, self._options.weight, dtype=np.float64)
+        x += self._older
+        term = np.empty_like(x)
+        for row, weight in self._recent:
+            x += np.multiply(row, weight, out=term)
+        noise += in_steps(x, self._options.step, x)
+
+    def released(
+        self, values: NDArray[np.float64], places: NDArray[np.int64] | None = None
+    ) -> None:
+        """Keep the residual: the sum less the gradient that was released for it."""
+        _, _, batch, limit = self._options
+        total = self._total if places is None else self._total[places]
+        found = self._residual if places is None else np.empty(len(places))
+        np.multiply(values, -batch, out=found)
+        found += total
+        if not (found.min(initial=0.0) >= -limit and found.max(initial=0.0) <= limit):
+            np.clip(np.nan_to_num(found, nan=0.0), -limit, limit, out=found)
+        if places is not None:
+            self._residual[places] = found
+
+
+class _Mixing(NamedTuple):
+    """Weight of the newest sum, step of the grid, expected batch, largest size of a residual."""
+
+    weight: float
+    step: float
+    batch: float
+    limit: float
+
+
 class BandedNoise(NoisyMean):
     """Releases of a run whose noise is correlated over time; see the module.
 
     Guarantee: all calls together are `events.BandedGaussian(noise_multiplier, column, ...)`, if
     records take part as that event says, and scales and noise multiplier are the same in all calls.
     """
+
+    _keeps_sums = True  # residuals are the sums less what is released
 
     def __init__(
         self,
@@ -286,8 +350,8 @@ class BandedNoise(NoisyMean):
         self._next = 0  # the step after the newest residual
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
-        self._space: Tensor | None = None
-        self._past_of: int | None = None  # the step whose earlier residuals are mixed in _space
+        self._space: Tensor | None = None  # (ahead, parameters): the past of step t in t mod ahead
+        self._ready = range(0)  # steps whose residuals from before their block are in _space
         self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
@@ -297,7 +361,7 @@ class BandedNoise(NoisyMean):
 
     def start_anew(self, step: int) -> None:
         """Drop the residuals of steps before `step`: the columns of the strategy are cut there."""
-        self._begin, self._past_of = step, None
+        self._begin, self._ready = step, range(0)
         if self._residuals is not None:
             self._residuals.zero_()
 
@@ -314,7 +378,7 @@ class BandedNoise(NoisyMean):
             )
         self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
         self._residuals = None if kept is None else from_text(kept)
-        self._past_of = None
+        self._ready = range(0)
         self._blocks.clear()  # kernels hold the address of the residuals
 
     def past(self, step: int, device: torch.device) -> list[Tensor]:
@@ -322,33 +386,52 @@ class BandedNoise(NoisyMean):
         self._begin_step(step)
         if self._residuals is None or self._begin == step:
             return []
-        self._residuals = self._residuals.to(device)
-        return [self._past(step)]
+        kept = self._residuals = self._residuals.to(device)
+        older, recent = self._past(kept, step)
+        found = older.clone()
+        for row, weight in recent:
+            found.add_(kept[row], alpha=weight)
+        return [found]
 
     def release(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+        dtypes: Sequence[torch.dtype] | None = None,
     ) -> list[Tensor]:
         """Return the gradient recovered from the release of each of `sums`, over expected_batch.
 
-        The caller has paid for the whole run. The returned tensors are valid until the next call.
+        The caller has paid for the whole run. For `dtypes` see the base class.
         """
+        sums = [total.to_dense() for total in sums]
         if noise_multiplier == 0:  # no noise, no residuals
             return [total * (1.0 / self._batch) for total in sums]
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
             self.launched(step)
-            return list(sums)
+            return sums
         self._begin_step(step)
-        size = sum(total.numel() for total in sums)
-        units = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, size)]
-        mixed = self._mixed(sums, units, step)
-        means = self._release_on_host(mixed, scales, step, noise_multiplier)
-        self._keep(sums, means, units, step)
+        sizes = [total.numel() for total in sums]
+        kept = self._kept(sum(sizes), sums[0].device)
+        if kept.dtype == torch.float64:
+            means = self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
+        else:  # a GPU without a kernel for these sums: its residuals are taken to the CPU and back
+            grids = self._grids(noise_multiplier, scales, sum(sizes))
+            units = torch.tensor([residual_step(grid) for grid in grids], dtype=torch.float64)
+            units = units.repeat_interleave(torch.tensor(sizes))
+            self._residuals, self._ready = kept.cpu() * units, range(0)
+            try:
+                means = self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
+                row = step % self._rows
+                kept[row] = (self._residuals[row] / units).to(kept)  # rounded toward zero
+            finally:
+                self._residuals, self._ready = kept, range(0)
         self._next = step + 1
-        for total, mean in zip(sums, means, strict=True):
-            total.copy_(mean)
-        return list(sums)
+        return means
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -387,53 +470,57 @@ class BandedNoise(NoisyMean):
         if step != self._next or (self._restart is not None and step % self._restart == 0):
             self.start_anew(step)
 
-    def _mixed(self, sums: Sequence[Tensor], units: Sequence[float], step: int) -> list[Tensor]:
-        """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
-        kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
-        space = self._past(step)
-        self._past_of = None  # it is overwritten
-        for total, unit, there in _chunks(sums, units):
-            past = space[there]
-            if kept.dtype == torch.int32:
-                past.mul_(unit)
-            past.add_(total, alpha=self._column[0])
-        parts = space.split([total.numel() for total in sums])
-        return [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
-
-    def _past(self, step: int) -> Tensor:
-        """Return sum_k c_k e_{t-k} in float64: in units on a GPU. Computed once for each step."""
+    def _with_past(self, parts: Sequence[SumOnGrid], step: int) -> Sequence[SumOnGrid]:
+        """Return the parts of a sum with the residuals of earlier steps, and keep the new ones."""
         kept = self._residuals
         assert kept is not None
-        if self._space is None or (self._space.shape, self._space.device) != (
-            kept[0].shape,
-            kept.device,
-        ):
-            # Used again in every step: fresh pages of memory cost as much as a pass.
-            self._space = torch.empty_like(kept[0], dtype=torch.float64)
-            self._past_of = None
-        if self._past_of != step:
-            lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
-            weights = torch.from_numpy(self._column[lags]).to(kept.device)
-            for start in range(0, len(self._space), _CHUNK):
-                there = slice(start, start + _CHUNK)
-                torch.mv(kept[:, there].double().T, weights, out=self._space[there])
-            self._past_of = step
-        return self._space
+        older, recent = self._past(kept, step)
+        self._ready = range(step + 1, self._ready.stop)
+        rows, start, found = kept.numpy(), 0, []
+        for total, grid, out in parts:
+            assert isinstance(total, np.ndarray)  # `release` has made sparse sums dense
+            here = slice(start, start + len(total))
+            near = [(rows[row, here], weight) for row, weight in recent]
+            residual = rows[step % self._rows, here]
+            limit = _LIMIT * residual_step(grid)
+            options = _Mixing(float(self._column[0]), grid.step, self._batch, limit)
+            mixed = MixedSum(total, older.numpy()[here], near, residual, options)
+            found.append(SumOnGrid(mixed, grid, out))
+            start = here.stop
+        return found
 
-    def _keep(
-        self, sums: Sequence[Tensor], means: Sequence[Tensor], units: Sequence[float], step: int
-    ) -> None:
-        """Keep the residual of a step: its sum less the gradient that was released for it."""
-        kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
-        row, batch = kept[step % self._rows], self._batch
-        both = zip(_chunks(sums, units), _chunks(means, units), strict=True)
-        for (total, unit, there), (mean, _, _) in both:
-            if row.dtype == torch.int32:
-                residual = torch.add(total, mean, alpha=-batch).div_(unit).nan_to_num_(0.0)
-                row[there] = residual.clamp_(-_LIMIT, _LIMIT)  # rounded toward zero
-            else:
-                residual = torch.add(total, mean, alpha=-batch, out=row[there]).nan_to_num_(0.0)
-                residual.clamp_(-_LIMIT * unit, _LIMIT * unit)
+    def _past(self, kept: Tensor, step: int) -> tuple[Tensor, list[tuple[int, float]]]:
+        """Return one part of sum_k c_k e_{t-k}, and the rows of the other part with their weights.
+
+        Residuals fill many times the caches. So a CPU reads them once for a block of `_AHEAD`
+        steps: its first step mixes the residuals of steps before the block for all steps of the
+        block. To these each step adds those from its own block. The order of additions depends on
+        the step alone, so a restart within a block repeats them bit for bit.
+        """
+        ahead = 1 if kept.is_cuda else min(_AHEAD, self._rows)
+        block, shape = step - step % ahead, (ahead, kept.shape[1])
+        if self._space is None or (self._space.shape, self._space.device) != (shape, kept.device):
+            # Used again in every step: fresh pages of memory cost as much as a pass.
+            self._space = torch.empty(shape, dtype=torch.float64, device=kept.device)
+            self._ready = range(0)
+        if step not in self._ready:
+            weights = torch.from_numpy(self._weights(step, block, ahead)).to(kept.device)
+            for there in _slices(kept.shape[1]):
+                torch.mm(weights, kept[:, there].double(), out=self._space[:, there])
+            self._ready = range(step, block + ahead)
+        recent = [(s % self._rows, float(self._column[step - s])) for s in range(block, step)]
+        return self._space[step % ahead], recent
+
+    def _weights(self, step: int, block: int, ahead: int) -> NDArray[np.float64]:
+        """Return the weight of each row of residuals in the past of each of `ahead` steps.
+
+        The first of them is `block`. Residuals from then on have weight 0: the rows hold those of
+        the steps just before `step`, which may be within the block.
+        """
+        steps = step - 1 - (step - 1 - np.arange(self._rows)) % self._rows  # of each row
+        lags = block + np.arange(ahead)[:, None] - steps
+        is_meant = (steps < block) & (lags <= self._rows)
+        return np.where(is_meant, self._column[np.clip(lags, 0, self._rows)], 0.0)
 
     def _kept(self, size: int, device: torch.device) -> Tensor:
         """Return the residuals on the device of the sums: on a GPU in whole units.
@@ -455,17 +542,7 @@ def residual_step(grid: NoiseGrid) -> float:
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
 
 
-def _chunks(
-    tensors: Sequence[Tensor], units: Sequence[float]
-) -> Iterator[tuple[Tensor, float, slice]]:
-    """Yield the numbers of all tensors, some at a time, with their unit and their places.
-
-    Of a model on several devices, all are taken to the first one, which has the residuals.
-    """
-    start, device = 0, tensors[0].device
-    for tensor, unit in zip(tensors, units, strict=True):
-        flat = tensor.detach().reshape(-1)
-        for first in range(0, len(flat), _CHUNK):
-            part = flat[first : first + _CHUNK].to(device)
-            yield part, unit, slice(start + first, start + first + len(part))
-        start += len(flat)
+def _slices(size: int) -> Iterator[slice]:
+    """Yield the coordinates of a vector of `size` numbers, `_CHUNK` at a time."""
+    for start in range(0, size, _CHUNK):
+        yield slice(start, min(start + _CHUNK, size))

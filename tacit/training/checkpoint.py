@@ -681,4 +681,4 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
 def _content(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a tensor or of this rank's shard, without a copy where possible."""
     tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return tensor.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()

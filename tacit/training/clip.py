@@ -241,7 +241,8 @@ class ClippedSum:
     ----------
     sums
         The sum for each trainable parameter, by name: float64 for engines whose rounding is bounded
-        (`arithmetic`) and for float64 parameters, else float32.
+        (`arithmetic`) and for float64 parameters, else float32. In a run on the CPU, the sum of a
+        large table may be a sparse tensor, of the rows that were used.
     within
         Number of examples whose norm is at most the clip norm, for each group, shape (groups,).
         One example changes each count by at most 1. Adaptive clipping releases them with noise.
@@ -270,6 +271,9 @@ class ClippedSum:
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Add another sum in place, so that adding two sums allocates no third one."""
+        for name, value in self.sums.items():
+            if value.is_sparse and not other.sums[name].is_sparse:
+                self.sums[name] = value.to_dense()
         call_each("add_", list(self.sums.values()), [other.sums[name] for name in self.sums])
         self.within.add_(other.within)
         return replace(self, loss=self.loss + other.loss) if other.loss else self

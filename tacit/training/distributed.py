@@ -106,7 +106,7 @@ class Ranks:
                 failure = error
         for name, value in total.sums.items():
             # Noise is indexed by memory offset, so every rank needs the same layout.
-            total.sums[name] = value.contiguous()
+            total.sums[name] = value.to_dense().contiguous()
         counts = torch.tensor([drawn, failure is not None, total.loss], dtype=torch.float64)
         counts = counts.to(total.within.device)
         self.add([*total.sums.values(), total.within, counts])

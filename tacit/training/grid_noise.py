@@ -29,7 +29,7 @@ sqrt(2 m) 2^-20 nats beyond the price of the Gaussian mechanism: 1.4e-3 for a mi
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -108,10 +108,55 @@ def make_grids(
     return [NoiseGrid(step, std / step) for step, std in zip(steps, stds, strict=True)]
 
 
+class ComputedSum(Protocol):
+    """A flat part of a sum that is not an array of its numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, here: slice) -> "ComputedSum": ...
+
+    def add_to(self, noise: Floats) -> None:
+        """Add these numbers, in whole steps of the grid, to as many others."""
+        ...
+
+    def released(self, values: Floats, places: Indices | None = None) -> None:
+        """Take note of released numbers; those at `places`, if given, replace earlier ones."""
+        ...
+
+
+class SparseSum:
+    """Numbers `first` to `first + size` of a sum that is zero except at the given `places`.
+
+    They are in whole steps of a grid (`in_steps`). Noise is added to all numbers, so a release does
+    not show which places were given.
+    """
+
+    def __init__(self, places: Indices, steps: Floats, first: int, size: int) -> None:
+        self.places = places  # ascending
+        self.steps = steps
+        self.first = first
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, here: slice) -> "SparseSum":
+        start, stop, _ = here.indices(self.size)
+        return SparseSum(self.places, self.steps, self.first + start, stop - start)
+
+    def add_to(self, noise: Floats) -> None:
+        """Add these numbers to as many others."""
+        given = slice(*self.places.searchsorted((self.first, self.first + self.size)))
+        noise[self.places[given] - self.first] += self.steps[given]
+
+    def released(self, values: Floats, places: Indices | None = None) -> None:
+        """Nothing is kept of released numbers."""
+
+
 class SumOnGrid(NamedTuple):
     """A flat part of a sum, its grid, and where it is released to: `out` may be `total` itself."""
 
-    total: NDArray[Any]  # Any: float32 or float64
+    total: NDArray[Any] | ComputedSum  # Any: float32 or float64
     grid: NoiseGrid
     out: NDArray[Any]
 
@@ -129,83 +174,108 @@ def add_noise(
     threads does not matter.
     """
 
-    def work(tile: int) -> None:
-        here = _between(parts, tile * TILE, (tile + 1) * TILE)
-        with np.errstate(over="ignore"):  # too large a float32 is infinite, whatever the sum was
-            _add_to_tile(here, factor, source=source, tile=tile)
+    tiles = list(_cut(parts, TILE))
 
-    tiles = range(-(-sum(len(part.total) for part in parts) // TILE))
+    def work(tile: int) -> None:
+        # Too large a float32 is infinite, whatever the sum was; `in_steps` limits infinite sums.
+        with np.errstate(over="ignore", invalid="ignore"):
+            _add_to_tile(tiles[tile], factor, source=source, tile=tile)
+
     if min(threads, len(tiles)) < 2:
-        for tile in tiles:
+        for tile in range(len(tiles)):
             work(tile)
         return
     with ThreadPoolExecutor(min(threads, len(tiles))) as pool:
-        list(pool.map(work, tiles))
+        list(pool.map(work, range(len(tiles))))
 
 
-def _between(parts: Sequence[SumOnGrid], first: int, last: int) -> list[SumOnGrid]:
-    """Return the coordinates from `first` to `last` of all parts, one after the other."""
-    found, start = [], 0
+def _cut(parts: Sequence[SumOnGrid], size: int) -> Iterator[list[SumOnGrid]]:
+    """Yield the coordinates of all parts, one after the other, `size` at a time."""
+    found, room = [], size
     for part in parts:
-        stop = start + len(part.total)
-        if start < last and first < stop:
-            found.append(part.at(slice(max(0, first - start), min(stop, last) - start)))
-        start = stop
-    return found
+        start, stop = 0, len(part.total)
+        while start < stop:
+            end = min(stop, start + room)
+            found.append(part.at(slice(start, end)))
+            start, room = end, room - (end - start)
+            if not room:
+                yield found
+                found, room = [], size
+    if found:
+        yield found
 
 
 def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, tile: int) -> None:
     """Release one tile, with words of two sequences: one for each number, and further ones.
 
-    The few numbers whose first word does not decide are released again at the end.
+    The few numbers whose first word does not decide are released at the end.
     """
     draw, undecided, their_words = source.sequence(2 * tile), [], []
     # With one noise scale, the layers are scaled in its place: one pass less.
     grids = {part.grid for part in parts}
     scale = next(iter(grids)).noise_steps if len(grids) == 1 else 1.0
-    layers, size = ziggurat(), sum(len(part.total) for part in parts)
+    layers = ziggurat()
     unit, inside = layers.unit * scale, layers.inside * scale
-    for first in range(0, size, _STRIP):
-        words = draw(min(_STRIP, size - first))
+    for strip in _cut(parts, _STRIP):
+        words = draw(sum(len(part.total) for part in strip))
         noise = _SPACE.noise[: len(words)]
         late = _propose(words, noise, unit, inside)
         their_words.append(words[late])
+        noise[late] = 0.0
         start = 0
-        for part in _between(parts, first, first + _STRIP):
+        for part in strip:
             stop = start + len(part.total)
-            places = late[slice(*np.searchsorted(late, (start, stop)))] - start
-            undecided.append((part._replace(total=part.total[places]), places))
-            _release(part, noise[start:stop], scale, factor)
+            places = late
+            if len(strip) > 1:
+                places = late[slice(*late.searchsorted((start, stop)))] - start
+            steps = _release(part, noise[start:stop], places, scale, factor)
+            undecided.append((part, places, steps))
             start = stop
     noise, start = _finish(np.concatenate(their_words), source.sequence(2 * tile + 1)), 0
-    for part, places in undecided:
-        again = part._replace(out=np.empty(len(places), part.out.dtype))
-        _release(again, noise[start : start + len(places)], 1.0, factor)
-        part.out[places] = again.out
+    for (total, (step, noise_steps), out), places, steps in undecided:
+        steps += np.rint(noise[start : start + len(places)] * noise_steps)
+        steps *= step * factor
+        out[places] = steps
+        if not isinstance(total, np.ndarray):
+            total.released(steps, places)
         start += len(places)
 
 
-def _release(part: SumOnGrid, noise: Floats, scale: float, factor: float) -> None:
+def _release(part: SumOnGrid, noise: Floats, late: Indices, scale: float, factor: float) -> Floats:
     """Write factor * step * (round(total / step) + round(noise)) to `out`; overwrite `noise`.
 
-    The noise comes in units of its standard deviation over `scale`. Division by a power of two is
-    exact. The sum of two doubles that are integers is the exact integer or, beyond 2^53, the double
-    nearest to it, which is a function of the exact integer. An infinite sum, after an overflow, is
-    limited: that never increases a distance.
+    The noise comes in units of its standard deviation over `scale`. The sum of two doubles that are
+    integers is the exact integer or, beyond 2^53, the double nearest to it, which is a function of
+    the exact integer. At the places in `late` the noise is 0 so far: round(total / step) of these
+    is returned.
     """
     total, (step, noise_steps), out = part
-    x = _SPACE.floats[: len(total)] if len(total) <= _STRIP else np.empty(len(total))
-    np.copyto(x, total)  # casts apart from products: numpy would buffer them
-    np.multiply(x, 1.0 / step, out=x)
-    np.rint(x, out=x)
-    if not math.isfinite(total.dot(total)):
-        np.clip(x, -(2.0**1000), 2.0**1000, out=x)
     if noise_steps != scale:
         np.multiply(noise, noise_steps / scale, out=noise)
     np.rint(noise, out=noise)
-    np.add(x, noise, out=x)
-    np.multiply(x, step * factor, out=x)
-    np.copyto(out, x, casting="same_kind")
+    if isinstance(total, np.ndarray):
+        np.add(noise, in_steps(total, step, _SPACE.floats[: len(total)]), out=noise)
+    else:
+        total.add_to(noise)
+    steps = noise[late]
+    np.multiply(noise, step * factor, out=noise)
+    if not isinstance(total, np.ndarray):
+        total.released(noise)
+    np.copyto(out, noise, casting="same_kind")
+    return steps
+
+
+def in_steps(total: NDArray[Any], step: float, x: Floats) -> Floats:
+    """Set `x` to round(total / step), and return it; division by a power of two is exact.
+
+    An infinite sum, after an overflow, is limited: that never increases a distance.
+    """
+    np.copyto(x, total)  # casts apart from products: numpy would buffer them
+    np.multiply(x, 1.0 / step, out=x)
+    np.rint(x, out=x)
+    if not math.isfinite(x.sum()):
+        np.clip(x, -(2.0**1000), 2.0**1000, out=x)
+    return x
 
 
 class _Space(threading.local):
@@ -261,11 +331,11 @@ def _propose(words: Words, points: Floats, unit: Floats, inside: Floats) -> Indi
     layer, bound = space.layers[:n], space.bounds[:n]
     np.bitwise_and(signed, _LAYERS - 1, out=layer)
     np.copyto(points, signed)
-    np.take(unit, layer, out=bound, mode="clip")
+    unit.take(layer, out=bound, mode="clip")
     np.multiply(points, bound, out=points)
-    np.take(inside, layer, out=bound, mode="clip")
+    inside.take(layer, out=bound, mode="clip")
     size = np.abs(points, out=space.floats[:n])
-    return np.flatnonzero(np.greater_equal(size, bound, out=space.flags[:n]))
+    return np.greater_equal(size, bound, out=space.flags[:n]).nonzero()[0]
 
 
 def _finish(words: Words, draw: Callable[[int], Words]) -> Floats:
@@ -293,7 +363,7 @@ def _accept(
     layer = (words[undecided] & np.uint64(_LAYERS - 1)).astype(np.int64)
     share = (draw(len(z)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     is_below = layers.floor[layer] + share * layers.height[layer] < np.exp(-z * z / 2)
-    beyond = np.flatnonzero(layer == 0)
+    beyond = (layer == 0).nonzero()[0]
     points[undecided[beyond]] = np.copysign(_tail(len(beyond), draw), z[beyond])
     return is_below | (layer == 0)
 

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import NoiseGrid, SumOnGrid, add_noise, make_grids
+from tacit.training.grid_noise import (
+    NoiseGrid,
+    SparseSum,
+    SumOnGrid,
+    add_noise,
+    in_steps,
+    make_grids,
+)
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
@@ -39,6 +46,8 @@ class NoisyMean:
     installed (`generator` names it); with `secure`, by a cryptographic one in any case. A copy of
     this object in another process would draw the same noise, so it refuses to be copied.
     """
+
+    _keeps_sums = False  # whether the sums are still read when they are being released
 
     def __init__(
         self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
@@ -70,21 +79,28 @@ class NoisyMean:
         return self._key.noise("noise", 0, is_cryptographic=self._secure).name
 
     def release(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+        dtypes: Sequence[torch.dtype] | None = None,
     ) -> list[Tensor]:
         """Return (sum + noise) / expected batch for each of `sums`; the caller has paid for it.
 
         The noise on a sum has standard deviation `noise_multiplier` times its scale. The returned
-        tensors are valid until the next call. The sums may be overwritten.
+        tensors are valid until the next call. The sums may be overwritten. With `dtypes`, those of
+        the CPU are rounded to float32 as they are written, if that is what is asked for.
         """
         factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
-            return [total * factor for total in sums]
+            return [total.to_dense() * factor for total in sums]
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
             return list(sums)
-        return self._release_on_host(sums, scales, step, noise_multiplier)
+        return self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -130,7 +146,10 @@ class NoisyMean:
         noise_multiplier: float,
     ) -> None:
         """Set `p.grad` of each parameter to (sum + noise) / expected batch; the caller has paid."""
-        means = self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        parameters = list(parameters)
+        dtypes = [p.dtype for p in parameters]
+        options = {"step": step, "noise_multiplier": noise_multiplier}
+        means = self.release(sums, scales, dtypes=dtypes, **options)
         for parameter, mean in zip(parameters, means, strict=True):
             if isinstance(parameter, DTensor):
                 parameter.grad = like_parameter(mean, parameter)
@@ -159,20 +178,48 @@ class NoisyMean:
         return noisy.tolist()
 
     def _release_on_host(
-        self, sums: Sequence[Tensor], scales: Sequence[float], step: int, noise_multiplier: float
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        step: int,
+        noise_multiplier: float,
+        dtypes: Sequence[torch.dtype] | None = None,
     ) -> list[Tensor]:
         """Release sums of any device and dtype; the noise is drawn and added on the CPU."""
         self._check_process()
-        flat = [_flat_on_host(total) for total in sums]
         grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
-        pairs = zip((f.numpy() for f in flat), grids, strict=True)
+        wanted = [total.dtype for total in sums] if dtypes is None else dtypes
+        parts, outs = zip(*map(self._on_host, sums, grids, wanted), strict=True)
         add_noise(
-            [SumOnGrid(total, grid, total) for total, grid in pairs],
+            self._with_past(parts, step),
             1.0 / self._expected_batch,
             source=self._source("noise", step),
             threads=torch.get_num_threads(),
         )
-        return [f.view(total.shape).to(total) for f, total in zip(flat, sums, strict=True)]
+        return [
+            out.view(t.shape).to(t.device, d) for out, t, d in zip(outs, sums, wanted, strict=True)
+        ]
+
+    def _on_host(
+        self, total: Tensor, grid: NoiseGrid, dtype: torch.dtype
+    ) -> tuple[SumOnGrid, Tensor]:
+        """Return a sum as one row of float32 or float64 numbers, and the row it is released to.
+
+        That is the memory of the sum if it can be.
+        """
+        total = total.detach().to("cpu", torch.promote_types(total.dtype, torch.float32))
+        kind = dtype if dtype in (torch.float32, torch.float64) else total.dtype
+        if total.is_sparse:
+            out = torch.empty(total.numel(), dtype=kind)
+            return SumOnGrid(_places_on(grid, total.coalesce()), grid, out.numpy()), out
+        flat = total.reshape(-1)
+        is_in_place = kind == flat.dtype and not self._keeps_sums
+        out = flat if is_in_place else torch.empty_like(flat, dtype=kind)
+        return SumOnGrid(flat.numpy(), grid, out.numpy()), out
+
+    def _with_past(self, parts: Sequence[SumOnGrid], _step: int) -> Sequence[SumOnGrid]:
+        """Return the parts of a sum with what earlier steps add to them: nothing."""
+        return parts
 
     def deviation(self, _step: int) -> float:
         """Return the noise's standard deviation on a step's gradient, in units of independent z."""
@@ -217,10 +264,12 @@ class NoisyMean:
             )
 
 
-def _flat_on_host(total: Tensor) -> Tensor:
-    """Return a sum as one row of float32 or float64 numbers; in the same memory if it can be."""
-    is_double = total.dtype == torch.float64
-    return total.detach().to("cpu", torch.float64 if is_double else torch.float32).reshape(-1)
+def _places_on(grid: NoiseGrid, total: Tensor) -> SparseSum:
+    """Return a sparse sum of table rows, each of which is given once, as flat places on a grid."""
+    first, values = total.indices()[0] * total.shape[1], total.values().numpy()
+    places = (first.unsqueeze(1) + torch.arange(total.shape[1])).flatten().numpy()
+    steps = in_steps(values, grid.step, np.empty(values.shape)).reshape(-1)
+    return SparseSum(places, steps, 0, total.numel())
 
 
 def replayed_update(

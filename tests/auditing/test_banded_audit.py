@@ -82,12 +82,12 @@ def redrawn_turns(patch):
 
 def wrong_lag(patch):
     """Each residual is used one step too late."""
-    right = BandedNoise._mixed
+    right = BandedNoise._past
 
-    def late(self, sums, units, step):
-        return right(self, sums, units, step - 1)
+    def late(self, kept, step):
+        return right(self, kept, step - 1)
 
-    patch.setattr(BandedNoise, "_mixed", late)
+    patch.setattr(BandedNoise, "_past", late)
 
 
 def reset_state(patch):
@@ -157,12 +157,12 @@ def longer_column(patch):
 
 def noise_of_the_step_before(patch):
     """Every second step repeats the noise of the step before."""
-    right = BandedNoise._release_on_host
+    right = BandedNoise._source
 
-    def repeated(self, sums, scales, step, noise_multiplier):
-        return right(self, sums, scales, step - step % 2, noise_multiplier)
+    def repeated(self, purpose, step):
+        return right(self, purpose, step - step % 2)
 
-    patch.setattr(BandedNoise, "_release_on_host", repeated)
+    patch.setattr(BandedNoise, "_source", repeated)
 
 
 FAULTS = {

@@ -21,7 +21,7 @@ from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training import AdamBC, AdaptiveClip, Banded, Stairs
-from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training.banded_noise import BandedNoise, MixedSum, choose_bands, price_bands
 from tacit.training.ema import TailMean
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
@@ -549,7 +549,7 @@ def test_a_residual_that_was_not_kept_is_not_found_later(problem, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(made.private._noise, "_keep", fail)
+        patch.setattr(MixedSum, "released", fail)
         with pytest.raises(MemoryError):
             gradients(made, stop=7)
     gradients(made, stop=8)
@@ -659,3 +659,56 @@ def test_a_stream_that_is_too_short_is_refused(problem, multiplier):
 def test_a_column_without_a_price_is_refused(column):
     with pytest.raises(ValueError, match="column"):
         BandedGaussian(1.0, column, 7, 3)
+
+
+@pytest.mark.parametrize("bands", [2, 3, 4, 5, 9, 16])
+@pytest.mark.parametrize("restart", [None, 7])
+def test_residuals_are_mixed_as_written_and_a_restart_anywhere_repeats_them(bands, restart):
+    column, steps = np.linspace(1.0, 0.3, bands), 2 * bands + 6
+    column /= np.linalg.norm(column)
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.rand(steps, 3, 5, dtype=torch.float64, generator=generator)
+
+    def noise():
+        return BandedNoise(
+            Key.from_seed(1), expected_batch=4.0, column=column.tolist(), restart=restart
+        )
+
+    def released(run, step):
+        parts = [sums[step, 0].clone(), sums[step, 1:].clone()]
+        found = run.release(parts, [1.0, 2.0], step=step, noise_multiplier=1.0)
+        return torch.cat([f.flatten() for f in found]).clone()
+
+    run, gradients, residuals, states = noise(), [], [], []
+    for step in range(steps):
+        states.append(json.loads(json.dumps(run.state())))
+        begin = 0 if restart is None else step - step % restart
+        lags = range(1, min(bands - 1, step - begin) + 1)
+        (past,) = run.past(step, torch.device("cpu")) or [torch.zeros(15, dtype=torch.float64)]
+        expected = sum((column[k] * residuals[step - k] for k in lags), torch.zeros_like(past))
+        torch.testing.assert_close(past, expected)
+        gradients.append(released(run, step))
+        residuals.append(sums[step].flatten() - 4.0 * gradients[-1])
+    for begin, state in enumerate(states):
+        again = noise()
+        again.load_state(state)
+        for step in range(begin, min(begin + 6, steps)):
+            assert torch.equal(released(again, step), gradients[step])
+
+
+def test_residuals_in_whole_units_are_mixed_on_the_cpu_as_well(monkeypatch):
+    """As those of a GPU are, in a step for which it has no kernel."""
+    sums = torch.rand(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = []
+    for kind in (torch.float64, torch.int32):
+        run = BandedNoise(Key.from_seed(1), expected_batch=4.0, column=optimal_bands(9, 4))
+        run._residuals = torch.zeros(3, 40, dtype=kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "_kept", lambda *_, run=run: run._residuals)
+            options = {"scales": [1.0], "noise_multiplier": 1.0}
+            found = [
+                run.release([total.clone()], step=t, **options) for t, total in enumerate(sums)
+            ]
+        assert run._residuals.dtype == kind
+        seen.append(torch.stack([gradient for (gradient,) in found]))
+    assert 0 < (seen[0] - seen[1]).abs().max() < 1e-6  # units are 6e-8

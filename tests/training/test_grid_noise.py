@@ -9,10 +9,12 @@ from scipy.stats import binom, chi2, norm, poisson
 from tacit.training.grid_noise import (
     TILE,
     NoiseGrid,
+    SparseSum,
     SumOnGrid,
     _exponential,
     _tail,
     add_noise,
+    in_steps,
     make_grids,
     ziggurat,
 )
@@ -191,3 +193,19 @@ def test_rounding_is_charged(multiplier, dimension):
         assert grid.step * grid.noise_steps <= multiplier * scale * (
             1.002 if multiplier * math.sqrt(dimension) < 2.0**29 else 2.0
         )
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-4, 0.2, 1.0])
+def test_a_sparse_sum_is_released_as_a_dense_one(share):
+    rng, size = np.random.default_rng(1), 100_000
+    dense = np.where(rng.random(size) < share, rng.standard_normal(size), 0.0)
+    places = dense.nonzero()[0]
+    grid, source = NoiseGrid(2.0**-29, 2.0**28), Key.from_seed(2).noise("noise", 0)
+    steps = in_steps(dense[places], grid.step, np.empty(len(places)))
+    for here in (slice(None), slice(7, 12), slice(40_001, 90_000)):
+        found, expected = (np.empty(len(dense[here]), np.float32) for _ in range(2))
+        sparse = SparseSum(places, steps, 0, size)[here]
+        for total, out in ((sparse, found), (dense[here], expected)):
+            parts = [SumOnGrid(np.ones(11), grid, np.empty(11)), SumOnGrid(total, grid, out)]
+            add_noise(parts, 0.5, source=source)
+        assert np.array_equal(found, expected)

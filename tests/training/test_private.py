@@ -600,3 +600,41 @@ def test_a_run_refuses_to_be_copied(problem):
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied"):
             copied(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.int64, {"max_microbatch": 5}),
+        (torch.int32, {}),
+        (torch.int64, {"arithmetic": "fast"}),
+    ],
+)
+def test_a_run_with_a_large_table_releases_what_dense_sums_would(monkeypatch, kind, options):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(3))
+            self.table = nn.Embedding(900, 3, padding_idx=2)
+
+        def forward(self, ids):
+            return self.table(ids).sum(1) + self.bias
+
+    data = torch.randint(0, 900, (60, 4), generator=torch.Generator().manual_seed(0)).to(kind)
+    found, sparse = [], []
+    for may_be_sparse in (True, False):
+        torch.manual_seed(0)
+        model = Table()
+        private = tacit.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), (data,),
+            lambda model, batch: model(batch[0]).square().sum(1),
+            batch_size=8, steps=4, clip_norm=0.1, noise_multiplier=0.5, seed=1, check=False,
+            **options,
+        )  # fmt: skip
+        monkeypatch.setattr(private._lot_sum, "_may_be_sparse", may_be_sparse)
+        for lot in private:
+            sparse.append(private._lot_sum(lot, private._clip())[0].sums["table.weight"].is_sparse)
+            private.step(lot)
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert sparse == [True] * 4 + [False] * 4
+    assert all(map(torch.equal, *found))

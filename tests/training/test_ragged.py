@@ -1,5 +1,6 @@
 """Bags and sequences of different lengths: by layer rules, equal to one example at a time."""
 
+import copy
 import itertools
 import warnings
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+import tacit
 from tacit.training import Flat, clipped_sum
 from tacit.training.gradients.site import Unsupported
 
@@ -135,3 +137,33 @@ def test_a_batch_with_other_lengths_uses_the_same_trace():
         ids, lengths, labels = (t[:rows] for t in a_batch(least=1))
         generator = torch.Generator().manual_seed(seed)
         check(model, (ids, lengths[torch.randperm(rows, generator=generator)], labels))
+
+
+@pytest.mark.slow
+def test_runs_on_records_of_different_lengths():
+    """Collated to padded rows and their lengths; the tests of isolation pass, and no loop runs."""
+    ids, lengths, labels = (t.repeat_interleave(4, 0) for t in a_batch(least=1))
+    records = [(row[:n], int(y)) for row, n, y in zip(ids, lengths, labels, strict=True)]
+
+    def collate(rows):
+        sequences, labels = zip(*rows, strict=True)
+        padded = nn.utils.rnn.pad_sequence(
+            [F.pad(s, (0, LENGTH - len(s))) for s in sequences], True
+        )
+        return padded, torch.tensor([len(s) for s in sequences]), torch.tensor(labels)
+
+    bags = Bags("mean", is_ragged=True, is_weighted=False, padding_idx=None)
+    for model in (bags, Packed(nn.LSTM, read="states")):
+        found = []
+        for engine in ("auto", "loop"):
+            own = copy.deepcopy(model)
+            options = {"clip_norm": 0.2, "noise_multiplier": 0.0, "seed": 1, "engine": engine}
+            private = tacit.make_private(
+                own, torch.optim.SGD(own.parameters(), lr=0.5), records, losses,
+                batch_size=9, steps=2, collate_fn=collate, check=engine == "auto", **options,
+            )  # fmt: skip
+            for lot in private:
+                private.step(lot)
+            found.append(list(own.parameters()))
+        for auto, looped in zip(*found, strict=True):
+            torch.testing.assert_close(auto, looped, rtol=1e-4, atol=1e-6)

@@ -204,6 +204,7 @@ class LotSum:
         self._norms = norm_layers(model)
         self._is_sharded = is_sharded(model)
         self._is_on_gpu = next(model.parameters()).is_cuda
+        self._may_be_sparse = not (self._is_on_gpu or self._is_sharded)
         self._clip_norm = clip.clip_norms[0]
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
@@ -238,7 +239,8 @@ class LotSum:
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
-            total = None if len(pending) == 1 else self._zeros(clip)
+            is_own = compiled is None and not self._is_on_gpu  # no sum is overwritten by the next
+            total = None if pending and (is_own or len(pending) == 1) else self._zeros(clip)
             compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
             for microbatch in pending:
                 try:
@@ -298,8 +300,8 @@ class LotSum:
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
         program, views = (self._model, self._loss_fn), self._views
-        examples = Examples(*program, batch, mask, views, self._bounded, check, self._noisy_loss)
-        return self._engine(examples, clip)
+        options = self._bounded, check, self._noisy_loss, self._may_be_sparse
+        return self._engine(Examples(*program, batch, mask, views, *options), clip)
 
     def _sum_of_rows(
         self,

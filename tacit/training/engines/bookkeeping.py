@@ -42,6 +42,7 @@ from tacit.training.gradients.factored import (
     Dense,
     FactoredGradient,
     Outer,
+    TableRows,
     apart,
     combine,
     held_bytes,
@@ -94,7 +95,7 @@ def run(
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
         tape = Tape(examples.parameters, examples.mask.shape[0], clip, bounded=examples.bounded)
-        tape.check = examples.check
+        tape.check, tape.is_sparse = examples.check, examples.sparse
         try:
             with tape.emptied(), torch.enable_grad():
                 with Intercept(known, tape, examples.rows) as intercept:
@@ -392,6 +393,7 @@ class Tape:
         self.rounding = 0.0
         self.is_open = False
         self.check: ProductCheck | None = None  # if given, of products in the bounded mode
+        self.is_sparse = False  # whether sums of large tables may be sparse
 
     def count(self, tensors: tuple[Tensor, ...]) -> None:
         """Count one more call for each of `tensors`, whose gradients must all arrive."""
@@ -461,6 +463,8 @@ class Tape:
             names, gradient = self.measured.pop()
             of_group = factors[self.groups[names[0]]]
             value = self._checked_sum(names[0], gradient, of_group, finite) if self.check else None
+            if self.is_sparse and isinstance(gradient, TableRows):
+                value = gradient.sum_of_rows(of_group, finite, bounded=self.bounded)
             if value is None:
                 value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]

@@ -45,6 +45,8 @@ class Examples:
         are computed in float64.
     noisy_loss
         How the losses are added, if the run releases them too.
+    sparse
+        Whether the sum of a large table may be a sparse tensor, of the rows that were used.
     """
 
     model: nn.Module
@@ -55,6 +57,7 @@ class Examples:
     bounded: bool = False
     check: ProductCheck | None = None
     noisy_loss: NoisyLoss | None = None
+    sparse: bool = False
 
     def __len__(self) -> int:
         return self.mask.shape[0]

@@ -121,6 +121,6 @@ class _Lookup(Operation):
             g = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, g)
         g = g.flatten(ids.dim())  # (*ids.shape, width)
         values = site.output.sequences(g, site.examples)
-        ids = site.output.sequences(ids.unsqueeze(-1), site.examples).squeeze(-1)
+        ids = site.output.sequences(ids.long().unsqueeze(-1), site.examples).squeeze(-1)
         site.collect(self.table, TableRows(ids, values, self.table.shape[0]))
         return ()

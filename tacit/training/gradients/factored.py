@@ -226,11 +226,29 @@ class TableRows:
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
     ) -> Tensor:
-        if bounded:
-            values = kept(self.values.double() * factors.double().view(-1, 1, 1), keep)
-        else:
-            values = wide(scaled(self.values, factors, keep))
+        values = self._weighted(factors, keep, bounded=bounded)
         return torch.ops.aten.embedding_dense_backward(values, self.ids, self.table, -1, False)
+
+    def sum_of_rows(self, factors: Tensor, keep: Tensor | None, *, bounded: bool) -> Tensor | None:
+        """Return the weighted sum as a sparse tensor; None if a dense one takes as little memory.
+
+        The numbers are those of `weighted_sum`.
+        """
+        width = self.values.shape[2]
+        if 2 * self.ids.numel() > self.table or width == 0:
+            return None
+        rows, places = self.ids.flatten().unique(return_inverse=True)
+        values = self._weighted(factors, keep, bounded=bounded).reshape(-1, width)
+        total = values.new_zeros(len(rows), width).index_add_(0, places, values)
+        size = self.table, width
+        return torch.sparse_coo_tensor(  # sorted, and each row once
+            rows.unsqueeze(0), total, size, check_invariants=False, is_coalesced=True
+        )
+
+    def _weighted(self, factors: Tensor, keep: Tensor | None, *, bounded: bool) -> Tensor:
+        if bounded:
+            return kept(self.values.double() * factors.double().view(-1, 1, 1), keep)
+        return wide(scaled(self.values, factors, keep))
 
 
 @dataclass(frozen=True)
@@ -401,7 +419,7 @@ def joined(gradients: Sequence[Dense]) -> Dense:
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients."""
     if [total.numel()] == [shape.numel() for shape in shapes]:
-        yield total.reshape(shapes[0])
+        yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])
         return
     start = 0
     for shape in shapes:

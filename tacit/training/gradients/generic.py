@@ -227,7 +227,7 @@ def _looked_up(made: Any, gradient: FactoredGradient) -> TableRows:
     padding = made.args[2] if len(made.args) > 2 else made.kwargs.get("padding_idx")
     values = gradient.dense()
     values = values.reshape(values.shape[0], -1, table.shape[1])  # (examples, T, width)
-    ids = ids.reshape(1, -1).expand(values.shape[0], -1)
+    ids = ids.long().reshape(1, -1).expand(values.shape[0], -1)
     if padding is not None:
         values = torch.where((ids == padding % table.shape[0]).unsqueeze(-1), 0.0, values)
     return TableRows(ids, values, table.shape[0])
