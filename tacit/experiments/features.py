@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
@@ -29,7 +30,7 @@ from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # records added up at a time
 _IMAGES = 512  # images scattered at a time
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 class PaidSummary(Protocol):
@@ -313,33 +314,24 @@ def cache_folder() -> Path:
 
 
 def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
-    """Return normalized scattering features (records, channels, side, side) of `images`.
+    """Return normalized scattering features of `images`, (records, channels, side, side).
 
-    They are read from the folder `cache` if an earlier run stored them there.
+    With `even_noise_multiplier` they are (records, inputs), in the order of `by_frequency`. They
+    are read from the folder `cache` if an earlier run stored them there.
     """
-    scattering = Scattering(settings.scales, settings.angles)
-    if scattering.channels % settings.groups:
-        raise ValueError(
-            f"features.groups must divide the {scattering.channels} channels, "
-            f"got {settings.groups}."
-        )
-    side = images.shape[1] // 2**settings.scales
-    shape = (len(images), scattering.channels, side, side)
-    is_flat = bool(settings.even_noise_multiplier)
-    if is_flat:
-        shape = (len(images), math.prod(shape[1:]))
+    transform = _Transform(settings, images.shape[1:])
 
     def fill(features: np.ndarray) -> np.ndarray:
         for start in range(0, len(images), _IMAGES):
-            chunk = images[start : start + _IMAGES]
-            features[start : start + _IMAGES] = _features(chunk, scattering, settings)
+            chunk = torch.from_numpy(images[start : start + _IMAGES])
+            features[start : start + _IMAGES] = transform(chunk).numpy()
         return features
 
+    shape = (len(images), *transform.shape)
     if cache is None or not len(images):  # a released model prepares a test split only
         return fill(np.empty(shape, np.float32))
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    how = f"{scattering}|{settings.groups}|{settings.contrast}|{is_flat}"
-    label = f"{_CACHE_VERSION}|{how}|{images.shape}|{images.dtype}"
+    label = f"{_CACHE_VERSION}|{transform.label}|{images.shape}|{images.dtype}"
     digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
     path = cache / f"{digest[:32]}.npy"
     if not path.is_file():
@@ -357,9 +349,31 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
     return np.load(path, mmap_mode="c")
 
 
-def _features(images: np.ndarray, scattering: Scattering, settings: FeatureSettings) -> np.ndarray:
-    scattered = scattering(images)
-    grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
-    if settings.contrast:
-        grouped = contrast_normalize(grouped, scattering.orders)
-    return by_frequency(grouped, scattering) if settings.even_noise_multiplier else grouped
+class _Transform:
+    """The scattering and the normalizations of the recipe, for images of one shape."""
+
+    def __init__(self, settings: FeatureSettings, shape: tuple[int, ...]) -> None:
+        self.settings = settings
+        self.scattering = Scattering(settings.scales, settings.angles)
+        self.planes = shape[0] if len(shape) == 3 else 1
+        channels = self.planes * self.scattering.paths
+        if channels % settings.groups:
+            raise ValueError(
+                f"features.groups must divide the {channels} channels, got {settings.groups}."
+            )
+        side = shape[-1] // 2**settings.scales
+        self.is_flat = bool(settings.even_noise_multiplier)
+        self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
+        self.label = f"{self.scattering}|{settings.groups}|{settings.contrast}|{self.is_flat}"
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the features (records, *shape) of `images`, each of them by itself."""
+        scattering, n = self.scattering, len(images)
+        features = group_normalize(scattering(images), self.settings.groups)
+        planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
+        if self.settings.contrast:
+            planes = contrast_normalize(planes, scattering.orders)
+        if not self.is_flat:
+            return planes.reshape(n, *self.shape)
+        found = by_frequency(planes, scattering).unflatten(0, (n, self.planes))
+        return found.transpose(1, 2).flatten(1)  # the coarsest frequencies of all planes first

@@ -57,14 +57,18 @@ class Scattering:
             raise ValueError(
                 f"image size must be a multiple of {2**self.scales}, got {size}. Pad the images."
             )
-        planes = images.reshape(-1, size, size).float()
+        per_image = images.shape[1:-2].numel()  # color planes
+        planes = images.reshape(records * per_image, size, size).float()
         side = size // 2**self.scales
+        shape = (records, per_image * self.paths, side, side)
+        if not records:
+            return planes.new_empty(shape)
         at_once = _PLANES.get(planes.device.type, _PLANES["cuda"])
         bank = _bank(size, self.scales, self.angles, planes.device)
         found = planes.new_empty(len(planes), self.paths, side * side)
         for part, into in zip(planes.split(at_once), found.split(at_once), strict=True):
             self._scatter(part, bank, into)
-        return found.view(records, -1, side, side)
+        return found.view(shape)
 
     @property
     def paths(self) -> int:
