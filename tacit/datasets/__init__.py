@@ -1,6 +1,6 @@
 """Data sets: arrays with the public facts that a private method may rely on.
 
-`load("digits")` needs scikit-learn only. "mnist", "fashion-mnist" and "cifar10" are read from files.
+`load("digits")` needs scikit-learn only. mnist, fashion-mnist and cifar10 are read from files.
 `read_table` reads a CSV or Parquet table by a schema of declared bounds and categories. No bound is
 ever chosen by looking at the values.
 """

@@ -40,7 +40,8 @@ _SHA256 = {
 }
 
 _CIFAR = (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch")
-_CIFAR_SHA256 = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"  # of all pixels, then all classes, in bytes
+# Of all pixels, then all classes, in bytes.
+_CIFAR_SHA256 = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"
 
 
 def digits() -> Dataset:

@@ -1,7 +1,7 @@
 """The rule for standardized weights: gradients pass through the standardization once per step.
 
-Of one output channel with weights w (N numbers), let c = w - mean(w) and u = c / |c|. The layer uses
-gain u. If h is the gradient of a loss with respect to gain u, its gradients are
+Of one output channel with weights w (N numbers), let c = w - mean(w) and u = c / |c|. The layer
+uses gain u. If h is the gradient of a loss with respect to gain u, its gradients are
 
     of w:     scale (h - mean(h) - u (u.h)),  with scale = gain / |c|,
     of gain:  u.h.
