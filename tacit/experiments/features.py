@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
 from tacit.experiments.recipe import FeatureSettings
-from tacit.experiments.scattering import (
-    Scattering,
-    by_frequency,
-    contrast_normalize,
-    group_normalize,
-)
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # records added up at a time
@@ -319,12 +312,13 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
     With `even_noise_multiplier` they are (records, inputs), in the order of `by_frequency`. They
     are read from the folder `cache` if an earlier run stored them there.
     """
-    transform = _Transform(settings, images.shape[1:])
+    from tacit.experiments.scattering import ScatteringFeatures  # needs torch
+
+    transform = ScatteringFeatures(settings, images.shape[1:])
 
     def fill(features: np.ndarray) -> np.ndarray:
         for start in range(0, len(images), _IMAGES):
-            chunk = torch.from_numpy(images[start : start + _IMAGES])
-            features[start : start + _IMAGES] = transform(chunk).numpy()
+            features[start : start + _IMAGES] = transform(images[start : start + _IMAGES])
         return features
 
     shape = (len(images), *transform.shape)
@@ -347,33 +341,3 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
             raise
     # Copy on write: processes share the pages, and torch may write to the array.
     return np.load(path, mmap_mode="c")
-
-
-class _Transform:
-    """The scattering and the normalizations of the recipe, for images of one shape."""
-
-    def __init__(self, settings: FeatureSettings, shape: tuple[int, ...]) -> None:
-        self.settings = settings
-        self.scattering = Scattering(settings.scales, settings.angles)
-        self.planes = shape[0] if len(shape) == 3 else 1
-        channels = self.planes * self.scattering.paths
-        if channels % settings.groups:
-            raise ValueError(
-                f"features.groups must divide the {channels} channels, got {settings.groups}."
-            )
-        side = shape[-1] // 2**settings.scales
-        self.is_flat = bool(settings.even_noise_multiplier)
-        self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
-        self.label = f"{self.scattering}|{settings.groups}|{settings.contrast}|{self.is_flat}"
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the features (records, *shape) of `images`, each of them by itself."""
-        scattering, n = self.scattering, len(images)
-        features = group_normalize(scattering(images), self.settings.groups)
-        planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
-        if self.settings.contrast:
-            planes = contrast_normalize(planes, scattering.orders)
-        if not self.is_flat:
-            return planes.reshape(n, *self.shape)
-        found = by_frequency(planes, scattering).unflatten(0, (n, self.planes))
-        return found.transpose(1, 2).flatten(1)  # the coarsest frequencies of all planes first

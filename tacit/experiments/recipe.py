@@ -177,8 +177,12 @@ class FeatureSettings(_Settings, section="features"):
     """pca is paid for; scattering and projection (random) are free."""
     scales: int = _setting(2, _at_least_one)
     angles: int = _setting(8, _at_least_one)
-    groups: int = _setting(27, _at_least_one)
-    """Number of channel groups in which the scattering of each image is standardized."""
+    pool: int = _setting(1, _at_least_one)
+    """Average scattering over squares with this many positions on a side; free."""
+    log_scale: float = _setting(0.0, non_negative)
+    """Replace each scattering value x by log(1 + x / log_scale); 0 for no logarithm. Free."""
+    groups: int = _setting(27, whole)
+    """Channel groups in which the scattering of each image is standardized; 0 for none."""
     contrast: bool = False
     """Also standardize the channels at each position of the image; free."""
     even_noise_multiplier: float = _setting(0.0, non_negative)
@@ -220,7 +224,7 @@ class ModelSettings(_Settings, section="model"):
         if max(len(self.hidden) + len(self.channels), self.depth, self.width) > MOST_LAYERS:
             raise ValueError(f"a model may have {MOST_LAYERS:,} layers, and that width.")
         if (self.kind == "module") != bool(self.module):
-            raise ValueError('model.module = "package:Name" goes with model.kind = "module".')
+            raise ValueError('model.module = "package.module:Name" needs model.kind = "module".')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,10 +397,7 @@ class PrivacySettings(_Settings, section="privacy"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(_Settings, section="run"):
-    """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only.
-
-    The twin is the same model, trained on the same records without clipping or noise.
-    """
+    """Section [run]: device, randomness, checkpoints, twin. PATE reads the seed only."""
 
     seed: int | None = _setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
@@ -405,7 +406,7 @@ class RunSettings(_Settings, section="run"):
     checkpoint_seconds: float = _setting(20.0, non_negative)
     """Most seconds of work that an interruption may lose."""
     baseline_steps: int = _setting(3000, whole)
-    """Steps of the non-private twin; 0 for no twin."""
+    """Steps of the twin: the same model without clipping or noise. 0 for no twin."""
     baseline_rate: float = _setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
     stretches: int | None = _setting(None, partial(whole, least=1))

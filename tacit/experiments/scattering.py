@@ -18,6 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
+
+from tacit.experiments.recipe import FeatureSettings
 
 _FAINT = 0.1  # added to variances, so that faint contrast is not amplified
 _KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
@@ -86,7 +89,7 @@ class Scattering:
         """Write the features (planes, paths, positions) of planes (planes, size, size) `into`."""
         L, (_, first, second) = self.angles, self.orders
         margin = 2**self.scales  # reflected border, which the low-pass matrices leave out
-        x = torch.nn.functional.pad(planes[:, None], [margin] * 4, mode="reflect")
+        x = pad(planes[:, None], [margin] * 4, mode="reflect")
         into[:, :1] = x.flatten(2) @ bank.averages[0]
         x_hat = torch.fft.fft2(x)
         once, twice = first.start, second.start
@@ -104,6 +107,48 @@ class Scattering:
             for place, j2 in enumerate(later):
                 u2 = _moduli(u1_hat, bank.wavelets[j1, j2])  # (planes, angles, angles, side, side)
                 paths[:, :, place] = u2.flatten(3) @ bank.averages[j2]
+
+
+class ScatteringFeatures:
+    """The scattering and the normalizations of the recipe, for images of one shape."""
+
+    def __init__(self, settings: FeatureSettings, shape: tuple[int, ...]) -> None:
+        self.settings = settings
+        self.scattering = Scattering(settings.scales, settings.angles)
+        self.planes = shape[0] if len(shape) == 3 else 1
+        channels = self.planes * self.scattering.paths
+        if settings.groups and channels % settings.groups:
+            raise ValueError(
+                f"features.groups must divide the {channels} channels, got {settings.groups}."
+            )
+        side, rest = divmod(shape[-1] // 2**settings.scales, settings.pool)
+        if rest:
+            raise ValueError(
+                f"features.pool must divide the {shape[-1] // 2**settings.scales} positions on a "
+                f"side, got {settings.pool}."
+            )
+        self.is_flat = bool(settings.even_noise_multiplier)
+        self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
+        free = settings.pool, settings.log_scale, settings.groups, settings.contrast
+        self.label = f"{self.scattering}|{free}|{self.is_flat}"
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Return the features (records, *shape) of `images`, each of them by itself."""
+        settings, scattering, n = self.settings, self.scattering, len(images)
+        features = avg_pool2d(scattering(torch.from_numpy(images)), settings.pool)
+        if settings.log_scale:
+            features = (features / settings.log_scale).log1p()
+        if settings.groups:
+            features = group_normalize(features, settings.groups)
+        planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
+        if settings.contrast:
+            planes = contrast_normalize(planes, scattering.orders)
+        if not self.is_flat:
+            return planes.reshape(n, *self.shape).numpy()
+        found = by_frequency(planes, scattering).unflatten(0, (n, self.planes))
+        return (
+            found.transpose(1, 2).flatten(1).numpy()
+        )  # the coarsest frequencies of all planes first
 
 
 def group_normalize(features: Tensor, groups: int = 27) -> Tensor:

@@ -65,7 +65,7 @@ class _Block(nn.Module):
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> StandardizedConv2d:
     layer = StandardizedConv2d(inputs, outputs, size, stride, padding=size // 2)
-    nn.init.normal_(layer.weight, std=(inputs * size**2) ** -0.5)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer

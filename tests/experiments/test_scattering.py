@@ -42,7 +42,7 @@ def by_definition(image: np.ndarray, scales: int, angles: int) -> np.ndarray:
                 step = 2 ** (j2 - j1)
                 for second in wavelets[j2]:
                     paths[2].append(averaged(np.abs(convolved(u1, second))[::step, ::step]))
-    return np.stack(sum(paths, []))
+    return np.stack([*paths[0], *paths[1], *paths[2]])
 
 
 @pytest.mark.parametrize(("scales", "angles", "size"), [(2, 8, 28), (1, 8, 8), (3, 3, 16)])

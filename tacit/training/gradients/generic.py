@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients import standardized
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Operation, Site, Unsupported
 from tacit.training.tree import take_apart
-from tacit.training.weight_standardization import standardize_weight
 
 CASTS = (
     Tensor.to,
@@ -195,8 +193,6 @@ def pull_back(
         yield source, gradient
     elif source is not None and source.dim() == 2 and _is_transpose(made):
         yield source, _transposed(gradient)
-    elif made.function is standardize_weight:
-        yield from standardized.pull_back(made, gradient)
     elif made.function is F.embedding and len(made.args) > 1 and not _depends_on_batch(made):
         yield made.args[1], _looked_up(made, gradient)
     else:

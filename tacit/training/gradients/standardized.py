@@ -26,7 +26,9 @@ from tacit.training.gradients.ghost_norm import room, squared_norm, wide
 from tacit.training.weight_standardization import unit_rows
 
 
-def pull_back(made: Any, gradient: FactoredGradient) -> Iterator[tuple[Tensor, FactoredGradient]]:
+def pull_back(
+    made: Any, _result: Tensor, gradient: FactoredGradient, _parameters: object
+) -> Iterator[tuple[Tensor, FactoredGradient]]:
     """Yield (source, its per-example gradients) for the weight and the gain that were used.
 
     `made` is a call of `standardize_weight`, and `gradient` holds the gradients of its result.
