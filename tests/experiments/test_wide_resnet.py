@@ -35,6 +35,7 @@ def test_the_network_of_the_paper_has_its_layers():
         WideResNet(3, 10, depth=15, width=4)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(tmp_path, monkeypatch):
     recipe = Recipe.parse(SMALL)
     facts = train(recipe, tmp_path / "whole")
