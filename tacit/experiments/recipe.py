@@ -180,7 +180,7 @@ class FeatureSettings(_Settings, section="features"):
     pool: int = _setting(1, _at_least_one)
     """Average scattering over squares with this many positions on a side; free."""
     log_scale: float = _setting(0.0, non_negative)
-    """Replace each scattering value x by log(1 + x / log_scale); 0 for no logarithm. Free."""
+    """Compress scattering to log(1 + x / log_scale) / log(1 + 1 / log_scale); 0 for none. Free."""
     groups: int = _setting(27, whole)
     """Channel groups in which the scattering of each image is standardized; 0 for none."""
     contrast: bool = False

@@ -13,6 +13,7 @@ positions that are kept.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log1p
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,8 @@ class ScatteringFeatures:
         settings, scattering, n = self.settings, self.scattering, len(images)
         features = avg_pool2d(scattering(torch.from_numpy(images)), settings.pool)
         if settings.log_scale:
-            features = (features / settings.log_scale).log1p()
+            # 0 and 1 stay what they are: features of images in [0, 1] stay in that range.
+            features = (features / settings.log_scale).log1p() / log1p(1 / settings.log_scale)
         if settings.groups:
             features = group_normalize(features, settings.groups)
         planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
