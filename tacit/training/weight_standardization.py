@@ -32,9 +32,9 @@ def standardize_weight(weight: Tensor, gain: Tensor | None = None, *, eps: float
 def unit_rows(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the centered rows (channels, N) divided by their lengths, and the lengths squared."""
     rows = weight.flatten(1)
-    centered = rows - rows.mean(1, keepdim=True)
-    squared = centered.square().sum(1, keepdim=True)
-    return centered * squared.clamp_min(eps).rsqrt(), squared
+    variance, mean = torch.var_mean(rows, 1, correction=0, keepdim=True)
+    squared = variance * rows.shape[1]
+    return (rows - mean) * squared.clamp_min(eps).rsqrt(), squared
 
 
 class StandardizedConv2d(nn.Conv2d):

@@ -49,7 +49,7 @@ def test_the_rule_gives_the_sum_of_the_loop_over_examples(monkeypatch, bound, vi
     expected = summed(network(), "loop", dtype, **options)
     found = summed(network(), "bookkeeping", dtype, **options)
     error = (found - expected).norm() / expected.norm()
-    assert error < (1e-5 if dtype == torch.float32 else 1e-13)
+    assert error < (1e-4 if dtype == torch.float32 else 1e-13)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "gain"])
@@ -98,10 +98,17 @@ def test_an_example_that_moves_the_weights_along_themselves_is_clipped_by_more()
 
     unit, _ = unit_rows(torch.randn(2, 50, generator=generator), 1e-4)
     small = 1e-6 * torch.randn(1, 2, 50, generator=generator)
-    gradient = Standardized(1e3 * unit + small, unit, torch.ones(2, 1), (2, 50))
-    squared, _ = gradient.settle(bounded=False)
-    exact = Standardized(gradient.values.double(), unit.double(), torch.ones(2, 1), (2, 50))
+    values = 1e3 * unit + small
+    rest = torch.ones(2, 1), (2, 50)
+    found = Standardized(values, (values * unit).sum(2), unit, *rest)
+    squared, _ = found.settle(bounded=False)
+    exact, u = values.double(), unit.double()
+    exact = Standardized(exact, (exact * u).sum(2), u, *rest)
     assert squared.sqrt() > exact.dense().norm() + 1e-5
+    far = values + 1e3 * torch.randn(1, 2, 50, generator=generator)  # little of it is removed
+    plain = Standardized(far, (far * unit).sum(2), unit, *rest)
+    exact_norm = plain.dense().double().norm()
+    assert exact_norm < plain.settle(bounded=False)[0].sqrt() < (1 + 1e-4) * exact_norm
 
 
 def test_weights_have_mean_zero_and_the_norm_of_the_gain():

@@ -7,9 +7,13 @@ uses gain u. If h is the gradient of a loss with respect to gain u, its gradient
     of gain:  u.h.
 
 Both are linear in h, with factors that all examples share. So the weighted sum over the examples is
-taken of their h, and passes through the formula once. Only the norms need the formula for each
-example: two inner products and one difference. Where |c|^2 is below eps, |c| is the constant
-sqrt(eps), and the term with u is absent.
+taken of their h, and passes through the formula once. What the formula removes from h is orthogonal
+to the rest, because u has mean 0 and norm 1. So the squared norm of the gradient of w is
+
+    scale^2 (|h|^2 - N mean(h)^2 - (u.h)^2),
+
+and no example's gradient of w is formed. Where |c|^2 is below eps, |c| is the constant sqrt(eps),
+and the terms with u are absent.
 """
 
 from collections.abc import Iterator
@@ -20,7 +24,6 @@ import torch
 from torch import Tensor
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.factored import Dense, FactoredGradient
 from tacit.training.gradients.ghost_norm import room, squared_norm, wide
 from tacit.training.weight_standardization import unit_rows
@@ -37,20 +40,17 @@ def pull_back(
     with torch.no_grad():
         unit, squared = unit_rows(weight.detach(), made.kwargs["eps"])
         values = wide(gradient.dense().flatten(2))  # (examples, channels, N)
+        along = (values * unit).sum(2)
         if gain is not None and gain.requires_grad:
-            yield gain, Dense(_along(values, unit))
+            yield gain, Dense(along)
         if weight.requires_grad:
-            eps = made.kwargs["eps"]
-            scale = squared.clamp_min(eps).rsqrt()
+            is_constant = squared < made.kwargs["eps"]
+            scale = squared.clamp_min(made.kwargs["eps"]).rsqrt()
             if gain is not None:
                 scale = scale * gain.detach().unsqueeze(1)
-            removed = torch.where(squared < eps, 0.0, unit)
-            yield weight, Standardized(values, removed, scale, tuple(weight.shape))
-
-
-def _along(values: Tensor, unit: Tensor) -> Tensor:
-    """Return the inner products u.h, (examples, channels)."""
-    return torch.einsum("bcn,cn->bc", values, unit.to(values.dtype))
+            unit = torch.where(is_constant, 0.0, unit)
+            along = torch.where(is_constant.squeeze(1), 0.0, along)
+            yield weight, Standardized(values, along, unit, scale, tuple(weight.shape))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Standardized:
     """Gradients of weights that are standardized, held as those of the standardized weights."""
 
     values: Tensor  # h: (examples, channels, N)
-    unit: Tensor  # u: (channels, N)
+    along: Tensor  # u.h: (examples, channels)
+    unit: Tensor  # u: (channels, N), zero for channels without variance
     scale: Tensor  # (channels, 1)
     shape: tuple[int, ...]  # of the weight
 
@@ -67,34 +68,29 @@ class Standardized:
         return self.values.dtype
 
     def dense(self) -> Tensor:
-        return self._pulled(self.values).view(-1, *self.shape)
+        return self._pulled(self.values, self.along).view(-1, *self.shape)
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         if bounded:  # then the norm must be that of the numbers that are added
             return Dense(self.dense()).settle(bounded=True)
-        found = [self._norms(*part) for part in ghost_norm.chunks(self.unit.numel(), self.values)]
-        return torch.cat(found).to(accumulator(self.dtype)), self
+        examples, channels, size = self.values.shape
+        kept = squared_norm(self.values.flatten(0, 1)).view(examples, channels)
+        removed = size * self.values.mean(2).square() + self.along.square()
+        weights = self.scale.square()  # (channels, 1)
+        whole, lost = (kept @ weights).squeeze(1), (removed @ weights).squeeze(1)
+        # The weighted sum adds h. The room is for three inner products and for that sum, relative
+        # to |h|: an example of which almost everything is removed is clipped by more than its norm.
+        share = room(self.dtype, 2, widths=(size,) * 3)
+        return share.raised(whole - lost, whole.sqrt()).to(accumulator(self.dtype)), self
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
     ) -> Tensor:
         assert not bounded  # settled as `Dense`
         total = Dense(self.values).weighted_sum(factors, keep)
-        return self._pulled(total.unsqueeze(0)).view(self.shape)
+        return self._pulled(total, (total * self.unit).sum(1)).view(self.shape)
 
-    def _norms(self, values: Tensor) -> Tensor:
-        """Return the squared norms of examples, raised for what the weighted sum may round.
-
-        The sum adds h, whose length is that of the result and of what the formula removes.
-        """
-        squared = squared_norm(self._pulled(values))
-        size, scale = values.shape[2], self.scale.squeeze(1)
-        removed = size * values.mean(2).square() + _along(values, self.unit).square()
-        lengths = (squared + squared_norm(removed.sqrt() * scale)).sqrt()
-        return room(self.dtype, 2).raised(squared, lengths)
-
-    def _pulled(self, values: Tensor) -> Tensor:
-        """Return the gradients of the weight, (examples, channels, N), by the formula."""
-        along = _along(values, self.unit).unsqueeze(2)
-        centered = values - values.mean(2, keepdim=True)
-        return torch.addcmul(centered, along, self.unit.to(values.dtype), value=-1) * self.scale
+    def _pulled(self, values: Tensor, along: Tensor) -> Tensor:
+        """Return the gradients of the weight by the formula, in the shape of `values`."""
+        centered = values - values.mean(-1, keepdim=True)
+        return (centered - along.unsqueeze(-1) * self.unit) * self.scale
