@@ -117,7 +117,7 @@ def _wrn_rows() -> list[str]:
         return [f"{title}\n\nNot run: it needs a GPU. `python benchmarks/cifar10.py wrn`"]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     training = Recipe.read("cifar10-wrn").training
-    each = training.batch * training.views
+    each = training.batch * (training.views or 1)
     kept = rows[:: max(1, len(rows) // _ROWS)]
     kept += [rows[-1]] if kept[-1] is not rows[-1] else []
     lines = [

@@ -241,8 +241,8 @@ class TrainingSettings(_Settings, section="training"):
     decay_epochs: float | None = _setting(None, positive)
     """Default the whole run."""
     momentum: float = _setting(0.9, _below_one)
-    views: int = _setting(1, _at_least_one)
-    """Random shifts and mirror images of an image that a step averages before clipping; free."""
+    views: int | None = _setting(None, _at_least_one)
+    """Random shifts and mirror images that a step averages before clipping; default 1. Free."""
     optimizer: str = _choice("sgd", "adam")
     """adam corrects its second moment for the noise."""
     average: float = _setting(0.9, _below_one)

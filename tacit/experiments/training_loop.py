@@ -125,7 +125,7 @@ class TrainingLoop:
             seed=seed,
             max_microbatch=training.max_microbatch,
             compile="auto" if device.type == "cuda" else False,
-            augmentations=training.views,
+            augmentations=training.views or 1,
             augment=augmentation(recipe),
             noise=banded(training),
             noisy_loss=None if upper is None else NoisyLoss(upper=upper),
@@ -201,7 +201,7 @@ def require_device(recipe: Recipe) -> torch.device:
 
 def augmentation(recipe: Recipe) -> Callable[[Records], Records] | None:
     """Return what makes views of images; None if each example has one view, the image itself."""
-    if recipe.training.views == 1:
+    if (recipe.training.views or 1) == 1:
         return None
     if recipe.features.kind != "none" or recipe.data.name == "table":
         raise ValueError(
