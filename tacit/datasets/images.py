@@ -129,8 +129,13 @@ def _cifar_binary(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _cifar_pictures(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels and classes; each row of a picture holds the 1,024 pixels of one image."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "the pictures of cifar10 are PNG files: install pillow, or use the .bin files.",
+            name="PIL",
+        ) from None
     labels = []
     for name in ("train_lables.json", "test_lables.json"):  # spelled so by the package
         labels += json.loads((folder / name).read_text())

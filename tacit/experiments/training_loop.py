@@ -199,7 +199,7 @@ def require_device(recipe: Recipe) -> torch.device:
     return torch.device(recipe.run.device)
 
 
-def augmentation(recipe: Recipe) -> Callable[[Records], Records] | None:
+def augmentation(recipe: Recipe) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None:
     """Return what makes views of images; None if each example has one view, the image itself."""
     if (recipe.training.views or 1) == 1:
         return None

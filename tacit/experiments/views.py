@@ -11,13 +11,14 @@ from torch import Tensor
 SHIFT = 4  # pixels, as De et al. 2022
 
 
-def shift_and_mirror(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def shift_and_mirror(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Move each image by at most `SHIFT` pixels on each axis, and mirror it with probability 1/2.
 
     Images have shape (rows, planes, height, width) or (rows, height, width). Pixels from beyond the
-    border are those of the image reflected at its border.
+    border are those of the image reflected at its border. What comes after the images in `batch`,
+    such as their classes, stays as it is.
     """
-    images, classes = batch
+    images, *others = batch
     rows, (height, width) = len(images), images.shape[-2:]
     device = images.device
     shifts = torch.randint(-SHIFT, SHIFT + 1, (2, rows, 1), device=device)
@@ -28,7 +29,7 @@ def shift_and_mirror(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     columns, lines = _reflected(across + shifts[0], width), _reflected(down + shifts[1], height)
     index = (lines.unsqueeze(2) * width + columns.unsqueeze(1)).view(rows, 1, -1)
     planes = images.reshape(rows, -1, height * width)
-    return planes.gather(2, index.expand_as(planes)).view_as(images), classes
+    return planes.gather(2, index.expand_as(planes)).view_as(images), *others
 
 
 def _reflected(place: Tensor, size: int) -> Tensor:
