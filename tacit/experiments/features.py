@@ -19,17 +19,11 @@ import numpy as np
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
 from tacit.experiments.recipe import FeatureSettings
-from tacit.experiments.scattering import (
-    Scattering,
-    by_frequency,
-    contrast_normalize,
-    group_normalize,
-)
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # records added up at a time
 _IMAGES = 512  # images scattered at a time
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 class PaidSummary(Protocol):
@@ -313,33 +307,25 @@ def cache_folder() -> Path:
 
 
 def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
-    """Return normalized scattering features (records, channels, side, side) of `images`.
+    """Return normalized scattering features of `images`, (records, channels, side, side).
 
-    They are read from the folder `cache` if an earlier run stored them there.
+    With `even_noise_multiplier` they are (records, inputs), in the order of `by_frequency`. They
+    are read from the folder `cache` if an earlier run stored them there.
     """
-    scattering = Scattering(settings.scales, settings.angles)
-    if scattering.channels % settings.groups:
-        raise ValueError(
-            f"features.groups must divide the {scattering.channels} channels, "
-            f"got {settings.groups}."
-        )
-    side = images.shape[1] // 2**settings.scales
-    shape = (len(images), scattering.channels, side, side)
-    is_flat = bool(settings.even_noise_multiplier)
-    if is_flat:
-        shape = (len(images), math.prod(shape[1:]))
+    from tacit.experiments.scattering import ScatteringFeatures  # needs torch
+
+    transform = ScatteringFeatures(settings, images.shape[1:])
 
     def fill(features: np.ndarray) -> np.ndarray:
         for start in range(0, len(images), _IMAGES):
-            chunk = images[start : start + _IMAGES]
-            features[start : start + _IMAGES] = _features(chunk, scattering, settings)
+            features[start : start + _IMAGES] = transform(images[start : start + _IMAGES])
         return features
 
+    shape = (len(images), *transform.shape)
     if cache is None or not len(images):  # a released model prepares a test split only
         return fill(np.empty(shape, np.float32))
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    how = f"{scattering}|{settings.groups}|{settings.contrast}|{is_flat}"
-    label = f"{_CACHE_VERSION}|{how}|{images.shape}|{images.dtype}"
+    label = f"{_CACHE_VERSION}|{transform.label}|{images.shape}|{images.dtype}"
     digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
     path = cache / f"{digest[:32]}.npy"
     if not path.is_file():
@@ -355,11 +341,3 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
             raise
     # Copy on write: processes share the pages, and torch may write to the array.
     return np.load(path, mmap_mode="c")
-
-
-def _features(images: np.ndarray, scattering: Scattering, settings: FeatureSettings) -> np.ndarray:
-    scattered = scattering(images)
-    grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
-    if settings.contrast:
-        grouped = contrast_normalize(grouped, scattering.orders)
-    return by_frequency(grouped, scattering) if settings.even_noise_multiplier else grouped

@@ -123,9 +123,9 @@ class _Settings:
 class DataSettings(_Settings, section="data"):
     """Section [data]: the records to learn from."""
 
-    name: str = _choice("digits", "mnist", "fashion-mnist", "table")
+    name: str = _choice("digits", "mnist", "fashion-mnist", "cifar10", "table")
     path: str = ""
-    """Folder of the idx files, or the table's file; relative to --data or TACIT_DATA."""
+    """Folder of the images, or the table's file; relative to --data or TACIT_DATA."""
     is_public: bool | None = None
     """Whether the records are public, so that a twin may be trained on them without privacy and
     attacks may be shown. Default: False for a table, True for a published data set."""
@@ -177,8 +177,12 @@ class FeatureSettings(_Settings, section="features"):
     """pca is paid for; scattering and projection (random) are free."""
     scales: int = _setting(2, _at_least_one)
     angles: int = _setting(8, _at_least_one)
-    groups: int = _setting(27, _at_least_one)
-    """Number of channel groups in which the scattering of each image is standardized."""
+    pool: int = _setting(1, _at_least_one)
+    """Average scattering over squares with this many positions on a side; free."""
+    log_scale: float = _setting(0.0, non_negative)
+    """Compress scattering to log(1 + x / log_scale) / log(1 + 1 / log_scale); 0 for none. Free."""
+    groups: int = _setting(27, whole)
+    """Channel groups in which the scattering of each image is standardized; 0 for none."""
     contrast: bool = False
     """Also standardize the channels at each position of the image; free."""
     even_noise_multiplier: float = _setting(0.0, non_negative)
@@ -199,12 +203,15 @@ class FeatureSettings(_Settings, section="features"):
 class ModelSettings(_Settings, section="model"):
     """Section [model]: the architecture that is trained."""
 
-    kind: str = _choice("linear", "mlp", "cnn", "module")
+    kind: str = _choice("linear", "mlp", "cnn", "wide-resnet", "module")
     """module is a layer of torch.nn, or an nn.Module whose code the reader of the recipe trusts."""
     hidden: tuple[int, ...] = (1000,)
     activation: str = _choice("relu", "tanh")
     """tanh is bounded, which keeps gradients small."""
     channels: tuple[int, ...] = (16, 32)
+    depth: int = _setting(16, _at_least_one)
+    width: int = _setting(4, _at_least_one)
+    """Of a wide-resnet: layers with weights, and channels as a multiple of 16, 32 and 64."""
     module: str = ""
     """For kind module: "torch.nn:Name" (see `layer_table`), or "package.module:Name"."""
     arguments: dict[str, Value] = field(default_factory=dict)
@@ -214,12 +221,10 @@ class ModelSettings(_Settings, section="model"):
         super().__post_init__()
         for width in (*self.hidden, *self.channels):
             _at_least_one(**{"model.hidden and model.channels": width})
-        if len(self.hidden) + len(self.channels) > MOST_LAYERS:
-            raise ValueError(f"model.hidden and model.channels may have {MOST_LAYERS:,} layers.")
+        if max(len(self.hidden) + len(self.channels), self.depth, self.width) > MOST_LAYERS:
+            raise ValueError(f"a model may have {MOST_LAYERS:,} layers, and that width.")
         if (self.kind == "module") != bool(self.module):
-            raise ValueError(
-                'model.module = "package.module:Name" goes with model.kind = "module".'
-            )
+            raise ValueError('model.module = "package.module:Name" needs model.kind = "module".')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,15 +241,16 @@ class TrainingSettings(_Settings, section="training"):
     decay_epochs: float | None = _setting(None, positive)
     """Default the whole run."""
     momentum: float = _setting(0.9, _below_one)
+    views: int | None = _setting(None, _at_least_one)
+    """Random shifts and mirror images that a step averages before clipping; default 1. Free."""
     optimizer: str = _choice("sgd", "adam")
     """adam corrects its second moment for the noise."""
     average: float = _setting(0.9, _below_one)
     """Decay of the running mean of the weights, which is released; 0 releases the last weights."""
     shrink: int = _setting(1, _at_least_one)
     """For cheap tuning on public data: divide lot and noise by this number and keep the number of
-    steps. What a step learns depends on lot / noise, so settings that do well here do well in full
-    (Sander, Stock & Sablayrolles 2023, arXiv:2210.03403). The run then costs far more than the
-    epsilon of the recipe, and its facts state that price."""
+    steps. What a step learns depends on lot / noise (Sander, Stock & Sablayrolles 2023,
+    arXiv:2210.03403). The run costs far more than its epsilon, and its facts state that price."""
     bands: int | str | None = _setting(None, _bands)
     """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
     running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
@@ -298,8 +304,7 @@ class AnswerSettings(_Settings, section="answers"):
     """Answer only if the noisy largest count reaches this value (Confident-GNMax)."""
     threshold_noise: float | None = None
     most: int | None = None
-    """Stop after this many answers. With a threshold, the votes decide how many queries are
-    answered; this limit then bounds the claimed cost."""
+    """Stop after this many answers; with a threshold, this limit bounds the claimed cost."""
     sanitized: bool = False
     """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
 
@@ -332,8 +337,7 @@ class RegressionSettings(_Settings, section="regression"):
     """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
     for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
-    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features; default by the
-    budget."""
+    """Of frank-wolfe: largest sum of absolute scaled coefficients; default by the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,13 +363,11 @@ class TransferSettings(_Settings, section="transfer"):
     sources: tuple[str, ...] = ()
     """Files of the related tables, found like `data.path`."""
     h: float | None = _setting(None, non_negative)
-    """Declared distance of the coefficients of related tables; default: they must be seen to
-    help."""
+    """Declared distance of related tables' coefficients; default: they must be seen to help."""
     q: int = _setting(2, partial(whole, least=1))
     """Norm of that distance and of the penalty: 1 or 2."""
     penalty: float | None = _setting(None, non_negative)
-    """lambda: price of coefficients that differ from those of the related tables; default by the
-    noise."""
+    """lambda: price of coefficients that differ from related tables'; default by the noise."""
     overlapping: bool = False
     """Whether a person may be in several files, so that their costs add up."""
 
@@ -395,17 +397,16 @@ class PrivacySettings(_Settings, section="privacy"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(_Settings, section="run"):
-    """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only.
-
-    The twin is the same model, trained on the same records without clipping or noise.
-    """
+    """Section [run]: device, randomness, checkpoints, twin. PATE reads the seed only."""
 
     seed: int | None = _setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
+    device: str = _choice("cpu", "cuda")
+    """Where DP-SGD trains. On a GPU, steps are compiled and models compute in bfloat16."""
     checkpoint_seconds: float = _setting(20.0, non_negative)
     """Most seconds of work that an interruption may lose."""
     baseline_steps: int = _setting(3000, whole)
-    """Steps of the non-private twin; 0 for no twin."""
+    """Steps of the twin: the same model without clipping or noise. 0 for no twin."""
     baseline_rate: float = _setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
     stretches: int | None = _setting(None, partial(whole, least=1))

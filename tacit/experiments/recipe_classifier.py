@@ -104,7 +104,7 @@ class RecipeClassifier:
         for _ in loop.steps():
             pass
         with loop.released() as model:
-            weights = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+            weights = {n: value.cpu().numpy().copy() for n, value in model.state_dict().items()}
         self.weights_ = weights
         self.released_ = self._released(recipe, prepared)
         self.event_ = event

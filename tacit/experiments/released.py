@@ -62,7 +62,7 @@ def model_bytes(
     recipe: Recipe, model: nn.Module, prepared: Prepared, n_classes: int | None
 ) -> bytes:
     """Return the content of the safetensors file of a model; equal models give equal bytes."""
-    tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     for name, summary in prepared.summaries.items():
         tensors[_SUMMARY + name] = torch.from_numpy(np.ascontiguousarray(summary))
     about = {

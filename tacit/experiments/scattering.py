@@ -4,149 +4,285 @@ Nothing is learned: the features of an image depend on that image only, so they 
 Mallat 2012 (arXiv:1101.2286), Bruna & Mallat 2013 (arXiv:1203.1513); filter shapes as in Kymatio
 (arXiv:1812.11214). Tramèr & Boneh 2021 (arXiv:2011.11660) showed that a private linear layer on
 scattering features beats private end-to-end networks.
+
+Wavelets are applied in the Fourier domain. They are real there, so that a product with one is a
+product of real numbers. The low-pass filter is one matrix product, from all pixels to the few
+positions that are kept.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log1p
+from typing import NamedTuple
 
 import numpy as np
-from scipy import fft
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
+
+from tacit.experiments.recipe import FeatureSettings
 
 _FAINT = 0.1  # added to variances, so that faint contrast is not amplified
 _KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
+_PLANES = {"cpu": 16, "cuda": 3072}
+"""Color planes transformed at a time: on a CPU few, so that all of their products are in cache."""
 
 
 @dataclass(frozen=True)
 class Scattering:
     """Scattering of square images: `scales` octaves (J) and `angles` orientations (L).
 
-    The result, with these letters, has 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser
-    resolution: with the defaults, 81 x 7 x 7 for 28 x 28 images.
+    The result, with these letters, has 1 + J L + L^2 J (J - 1) / 2 channels, called paths, at a 2^J
+    times coarser resolution: with the defaults, 81 x 7 x 7 for 28 x 28 images. Each color plane of
+    an image has its own paths.
 
-    >>> Scattering()(np.zeros((3, 28, 28))).shape
-    (3, 81, 7, 7)
+    >>> Scattering()(torch.zeros(5, 28, 28)).shape
+    torch.Size([5, 81, 7, 7])
+    >>> Scattering()(torch.zeros(5, 3, 32, 32)).shape
+    torch.Size([5, 243, 8, 8])
     """
 
     scales: int = 2
     angles: int = 8
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return features (records, channels, height / 2^J, width / 2^J) in float32.
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return features (records, planes x paths, height / 2^J, width / 2^J) in float32.
 
-        Memory grows with the number of images, so give a few hundred at a time.
+        `images` has shape (records, size, size) or (records, planes, size, size), on any device.
         """
-        if images.ndim != 3 or images.shape[1] != images.shape[2]:
-            raise ValueError(f"images must be (records, size, size), got {images.shape}.")
-        if images.shape[1] % 2**self.scales:
+        if images.dim() not in (3, 4) or images.shape[-1] != images.shape[-2]:
             raise ValueError(
-                f"image size must be a multiple of {2**self.scales}, got {images.shape[1]}. "
-                "Pad the images."
+                "images must be (records, size, size) or (records, planes, size, size), "
+                f"got {tuple(images.shape)}."
             )
-        x = images.astype(np.float32)
-        margin = 2**self.scales  # reflected border, cut off again below
-        x = np.pad(x, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")
-        size = x.shape[1]
-        low_pass, wavelets = _filters(size, self.scales, self.angles)
-        x_hat = _fft(x)
-        zeroth = [self._average(x_hat, low_pass, size)]
-        first, second = [], []
-        for j1, band in enumerate(wavelets):
-            for wavelet in band:
-                u1 = _modulus(x_hat * wavelet, 2**j1)
-                u1_hat = _fft(u1)
-                first.append(self._average(u1_hat, low_pass, size))
-                for j2 in range(j1 + 1, self.scales):
-                    for coarser in wavelets[j2]:
-                        u2 = _modulus(u1_hat * _fold(coarser, 2**j1), 2 ** (j2 - j1))
-                        second.append(self._average(_fft(u2), low_pass, size))
-        return np.stack(zeroth + first + second, axis=1)[:, :, 1:-1, 1:-1]
+        size, records = images.shape[-1], len(images)
+        if size % 2**self.scales:
+            raise ValueError(
+                f"image size must be a multiple of {2**self.scales}, got {size}. Pad the images."
+            )
+        per_image = images.shape[1:-2].numel()  # color planes
+        planes = images.reshape(records * per_image, size, size).float()
+        side = size // 2**self.scales
+        shape = (records, per_image * self.paths, side, side)
+        if not records:
+            return planes.new_empty(shape)
+        at_once = _PLANES.get(planes.device.type, _PLANES["cuda"])
+        bank = _bank(size, self.scales, self.angles, planes.device)
+        found = planes.new_empty(len(planes), self.paths, side * side)
+        for part, into in zip(planes.split(at_once), found.split(at_once), strict=True):
+            self._scatter(part, bank, into)
+        return found.view(shape)
 
     @property
-    def channels(self) -> int:
-        """Number of channels: one for each path of order 0, 1 and 2."""
+    def paths(self) -> int:
+        """Number of channels of one color plane: one for each path of order 0, 1 and 2."""
         J, L = self.scales, self.angles
         return 1 + J * L + L * L * J * (J - 1) // 2
 
     @property
     def orders(self) -> tuple[slice, slice, slice]:
-        """The ranges of channels that have order 0, 1 and 2 (number of wavelets applied)."""
+        """The ranges of paths that have order 0, 1 and 2 (number of wavelets applied)."""
         first = 1 + self.scales * self.angles
-        return slice(0, 1), slice(1, first), slice(first, self.channels)
+        return slice(0, 1), slice(1, first), slice(first, self.paths)
 
-    def _average(self, u_hat: np.ndarray, low_pass: np.ndarray, size: int) -> np.ndarray:
-        """Smooth and subsample a signal u, given by its Fourier transform `u_hat`.
+    def _scatter(self, planes: Tensor, bank: "_Bank", into: Tensor) -> None:
+        """Write the features (planes, paths, positions) of planes (planes, size, size) `into`."""
+        L, (_, first, second) = self.angles, self.orders
+        margin = 2**self.scales  # reflected border, which the low-pass matrices leave out
+        x = pad(planes[:, None], [margin] * 4, mode="reflect")
+        into[:, :1] = x.flatten(2) @ bank.averages[0]
+        x_hat = torch.fft.fft2(x)
+        once, twice = first.start, second.start
+        for j1 in range(self.scales):
+            u1 = _moduli(x_hat, bank.wavelets[0, j1])  # (planes, 1, angles, side, side)
+            into[:, once : once + L] = u1.flatten(1, 2).flatten(2) @ bank.averages[j1]
+            once += L
+            later = range(j1 + 1, self.scales)
+            if not later:
+                break
+            u1_hat = torch.fft.fft2(u1[:, 0])
+            shape = (len(planes), L, len(later), L, -1)
+            paths = into[:, twice : twice + L * len(later) * L].view(shape)
+            twice += L * len(later) * L
+            for place, j2 in enumerate(later):
+                u2 = _moduli(u1_hat, bank.wavelets[j1, j2])  # (planes, angles, angles, side, side)
+                paths[:, :, place] = u2.flatten(3) @ bank.averages[j2]
 
-        The signal may have any resolution; the result has the coarsest one, `size` / 2^J.
-        """
-        done = size // u_hat.shape[-1]
-        smooth = u_hat * _fold(low_pass, done)
-        return np.real(_inverse(_fold(smooth, 2**self.scales // done, mean=True)))
+
+class ScatteringFeatures:
+    """The scattering and the normalizations of the recipe, for images of one shape."""
+
+    def __init__(self, settings: FeatureSettings, shape: tuple[int, ...]) -> None:
+        self.settings = settings
+        self.scattering = Scattering(settings.scales, settings.angles)
+        self.planes = shape[0] if len(shape) == 3 else 1
+        channels = self.planes * self.scattering.paths
+        if settings.groups and channels % settings.groups:
+            raise ValueError(
+                f"features.groups must divide the {channels} channels, got {settings.groups}."
+            )
+        side, rest = divmod(shape[-1] // 2**settings.scales, settings.pool)
+        if rest:
+            raise ValueError(
+                f"features.pool must divide the {shape[-1] // 2**settings.scales} positions on a "
+                f"side, got {settings.pool}."
+            )
+        self.is_flat = bool(settings.even_noise_multiplier)
+        self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
+        free = settings.pool, settings.log_scale, settings.groups, settings.contrast
+        self.label = f"{self.scattering}|{free}|{self.is_flat}"
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Return the features (records, *shape) of `images`, each of them by itself."""
+        settings, scattering, n = self.settings, self.scattering, len(images)
+        features = avg_pool2d(scattering(torch.from_numpy(images)), settings.pool)
+        if settings.log_scale:
+            # 0 and 1 stay what they are: features of images in [0, 1] stay in that range.
+            features = (features / settings.log_scale).log1p() / log1p(1 / settings.log_scale)
+        if settings.groups:
+            features = group_normalize(features, settings.groups)
+        planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
+        if settings.contrast:
+            planes = contrast_normalize(planes, scattering.orders)
+        if not self.is_flat:
+            return planes.reshape(n, *self.shape).numpy()
+        found = by_frequency(planes, scattering).unflatten(0, (n, self.planes))
+        return (
+            found.transpose(1, 2).flatten(1).numpy()
+        )  # the coarsest frequencies of all planes first
 
 
-def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
-    """Standardize the features of each image within `groups` groups of channels, and flatten them.
+def group_normalize(features: Tensor, groups: int = 27) -> Tensor:
+    """Standardize the features of each image within `groups` groups of channels.
 
     The mean and the standard deviation are those of one image, so no other record is used. A group
     with a constant value becomes zero. Tramèr & Boneh 2021 use 27 groups.
     """
-    n = len(features)
-    grouped = features.reshape(n, groups, -1)
-    centered = grouped - grouped.mean(axis=2, keepdims=True)
-    spread = np.sqrt((centered**2).mean(axis=2, keepdims=True) + 1e-5)
-    return (centered / spread).reshape(n, -1).astype(np.float32)
+    grouped = features.reshape(len(features), groups, -1)
+    centered = grouped - grouped.mean(2, keepdim=True)
+    spread = (centered.square().mean(2, keepdim=True) + 1e-5).sqrt()
+    return (centered / spread).view_as(features)
 
 
-def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndarray:
+def contrast_normalize(features: Tensor, orders: Sequence[slice]) -> Tensor:
     """At each position of an image, standardize the scattering channels of each order.
 
     Most of the variance between images is local contrast that all channels share. Removing most of
     it makes the variances of the feature directions more equal, so that fewer noisy steps learn
-    more. `orders` gives the channels of each order. The mean and the standard deviation are those
-    of one position of one image, so no other record is used. Order 0 has one channel and is
-    unchanged. Dalal & Triggs 2005 normalize histograms of gradients in a similar way.
+    more. `features` has shape (records, paths, side, side) and `orders` gives the paths of each
+    order. The mean and the standard deviation are those of one position of one image, so no other
+    record is used. Order 0 has one channel and is unchanged. Dalal & Triggs 2005 normalize
+    histograms of gradients in a similar way.
     """
     parts = []
     for channels in orders:
         part = features[:, channels]
         if part.shape[1] > 1:
-            mean = part.mean(axis=1, keepdims=True)
-            spread = np.sqrt(((part - mean) ** 2).mean(axis=1, keepdims=True) + _FAINT)
+            mean = part.mean(1, keepdim=True)
+            spread = ((part - mean).square().mean(1, keepdim=True) + _FAINT).sqrt()
             part = (part - (1 - _KEPT) * mean) / spread
         parts.append(part)
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    return torch.cat(parts, 1)
 
 
-def by_frequency(features: np.ndarray, scattering: Scattering) -> np.ndarray:
+def by_frequency(features: Tensor, scattering: Scattering) -> Tensor:
     """Return features (records, inputs) as frequencies over position and angle, coarsest first.
 
     The map is fixed and orthogonal: nothing is learned, and distances between records are kept.
     """
     L, side, n = scattering.angles, features.shape[-1], len(features)
-    spectrum = np.asarray(fft.dctn(features, axes=(2, 3), norm="ortho"))
+    cosines, turns = _cosine_matrix(side).to(features), _hartley_matrix(L).to(features)
+    spectrum = cosines @ features @ cosines.T
     turn = np.minimum(np.arange(L), L - np.arange(L)).astype(float)  # angles are a circle
     zeroth, first, _ = scattering.orders
-    once = spectrum[:, first].reshape(n, scattering.scales, L, side, side)
-    parts = [spectrum[:, zeroth], _hartley(once, 2).reshape(n, -1, side, side)]
+    once = spectrum[:, first].reshape(n, scattering.scales, L, -1)
+    parts = [spectrum[:, zeroth].flatten(1), (turns @ once).flatten(1)]
     found = [np.zeros(1), np.tile(turn, scattering.scales)]
     start = first.stop
     for j in range(scattering.scales - 1):  # pairs of angles, for each pair of scales
         coarser = scattering.scales - 1 - j
         twice = spectrum[:, start : start + L * coarser * L]
         start += L * coarser * L
-        twice = _hartley(_hartley(twice.reshape(n, L, coarser, L, side, side), 1), 3)
-        parts.append(twice.reshape(n, -1, side, side))
+        twice = turns @ twice.reshape(n, L, coarser, L, -1)
+        parts.append((turns @ twice.reshape(n, L, -1)).flatten(1))
         found.append((turn[:, None, None] + turn + np.zeros((1, coarser, 1))).ravel())
     place = np.hypot(*np.mgrid[:side, :side])
     frequency = (np.concatenate(found)[:, None, None] + place).ravel()
     order = np.argsort(frequency, kind="stable")
-    return np.concatenate(parts, axis=1).reshape(n, -1)[:, order].astype(np.float32)
+    return torch.cat(parts, 1)[:, torch.from_numpy(order).to(features.device)]
 
 
-def _hartley(values: np.ndarray, axis: int) -> np.ndarray:
-    """Return the Hartley transform along `axis`, a real and orthogonal Fourier transform."""
-    transform = np.asarray(fft.fft(values, axis=axis, norm="ortho"))
-    return np.real(transform) - np.imag(transform)
+def _cosine_matrix(size: int) -> Tensor:
+    """Return the orthogonal discrete cosine transform of vectors of this size."""
+    k, t = np.mgrid[:size, :size]
+    matrix = np.cos(np.pi * k * (t + 0.5) / size) * np.sqrt(2 / size)
+    matrix[0] /= np.sqrt(2)
+    return torch.from_numpy(matrix)
+
+
+def _hartley_matrix(size: int) -> Tensor:
+    """Return the Hartley transform, a real and orthogonal Fourier transform."""
+    angle = 2 * np.pi * np.outer(np.arange(size), np.arange(size)) / size
+    return torch.from_numpy((np.cos(angle) + np.sin(angle)) / np.sqrt(size))
+
+
+class _Bank(NamedTuple):
+    """The filters for images of one size, on one device."""
+
+    wavelets: dict[tuple[int, int], Tensor]
+    """By the scales (j1, j2) of the input and the wavelet: (angles, factor, side, factor, 2 side),
+    where `side` is that of the result and `factor` that of the input divided by it. Each number is
+    there twice, for the real and the imaginary part of what it multiplies."""
+    averages: list[Tensor]
+    """By the scale of the input: the low-pass filter as a matrix (pixels, positions kept)."""
+
+
+def _moduli(u_hat: Tensor, wavelets: Tensor) -> Tensor:
+    """Return |u * wavelet| for all angles, (..., angles, side, side), from the transform of u.
+
+    Keeping every `factor`-th pixel of a convolution adds those of its frequencies that coincide.
+    """
+    factor, side = wavelets.shape[1:3]
+    shown = torch.view_as_real(u_hat).reshape(*u_hat.shape[:-2], 1, factor, side, factor, 2 * side)
+    total = None
+    for row in range(factor):
+        for column in range(factor):
+            pair = shown[..., row, :, column, :], wavelets[:, row, :, column]
+            total = pair[0] * pair[1] if total is None else total.addcmul_(*pair)
+    assert total is not None  # factor >= 1
+    transform = torch.view_as_complex(total.unflatten(-1, (side, 2)))
+    # The factor 1 / pixels of the inverse transform is part of the wavelets.
+    squares = torch.view_as_real(torch.fft.ifft2(transform, norm="forward")).square_()
+    return torch.add(squares[..., 0], squares[..., 1]).sqrt_()
+
+
+@lru_cache(maxsize=8)
+def _bank(size: int, scales: int, angles: int, device: torch.device) -> _Bank:
+    padded = size + 2 ** (scales + 1)
+    low_pass, morlets = _filters(padded, scales, angles)
+    wavelets = {}
+    for j1 in range(scales):
+        for j2 in range(j1, scales) if j1 == 0 else range(j1 + 1, scales):
+            side, start = padded // 2**j2, padded // 2**j1
+            found = np.stack([_fold(w, 2**j1) for w in morlets[j2]]) / start**2
+            found = found.reshape(angles, start // side, side, start // side, side)
+            wavelets[j1, j2] = torch.from_numpy(np.repeat(found, 2, axis=-1)).to(device)
+    rows = [_low_pass_rows(low_pass, padded, 2**j, 2**scales) for j in range(scales)]
+    averages = [torch.from_numpy(np.kron(r, r).T.astype(np.float32)).to(device) for r in rows]
+    return _Bank(wavelets, averages)
+
+
+def _low_pass_rows(low_pass: np.ndarray, padded: int, done: int, factor: int) -> np.ndarray:
+    """Return the matrix (positions kept, pixels) that smooths and subsamples one axis.
+
+    The two-dimensional filter is a Gaussian, so it is the product of two one-dimensional ones. The
+    signal has every `done`-th pixel; the result every `factor`-th, without the reflected border.
+    """
+    one_axis = low_pass[0].astype(float) / np.sqrt(low_pass[0, 0])
+    smooth = one_axis.reshape(done, -1).sum(0)
+    kernel = np.fft.ifft(np.fft.fft(np.eye(padded // done), axis=0) * smooth[:, None], axis=0)
+    return np.real(kernel)[:: factor // done][1:-1]
 
 
 @lru_cache(maxsize=4)
@@ -189,28 +325,16 @@ def _gabor(size: int, sigma: float, frequency: float, angle: float, slant: float
 
 
 def _transform(filter_: np.ndarray) -> np.ndarray:
-    return np.real(_fft(filter_)).astype(np.float32)  # symmetric about 0: the transform is real
+    return np.real(np.fft.fft2(filter_)).astype(
+        np.float32
+    )  # symmetric about 0: the transform is real
 
 
-def _fold(transform: np.ndarray, factor: int, *, mean: bool = False) -> np.ndarray:
-    """Return the Fourier transform of a signal of which only every `factor`-th sample is kept.
+def _fold(transform: np.ndarray, factor: int) -> np.ndarray:
+    """Return the Fourier transform of a filter of which only every `factor`-th sample is kept.
 
-    Frequencies that coincide after subsampling are added, or averaged if `mean` is True.
+    Frequencies that coincide after subsampling are added.
     """
-    if factor == 1:
-        return transform
-    *lead, size, _ = transform.shape
-    blocks = transform.reshape(*lead, factor, size // factor, factor, size // factor)
-    return blocks.mean(axis=(-4, -2)) if mean else blocks.sum(axis=(-4, -2))
-
-
-def _modulus(transform: np.ndarray, factor: int) -> np.ndarray:
-    return np.abs(_inverse(_fold(transform, factor, mean=True)))
-
-
-def _fft(values: np.ndarray) -> np.ndarray:
-    return np.asarray(fft.fft2(values, workers=-1))
-
-
-def _inverse(transform: np.ndarray) -> np.ndarray:
-    return np.asarray(fft.ifft2(transform, workers=-1))
+    size = len(transform)
+    blocks = transform.reshape(factor, size // factor, factor, size // factor)
+    return blocks.sum(axis=(0, 2))

@@ -6,7 +6,7 @@ records without clipping or noise; its result is not private.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tacit.experiments import models
 from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
 from tacit.experiments.recipe import PrivacySettings, Recipe, TrainingSettings
+from tacit.experiments.views import shift_and_mirror
 from tacit.ledger import Ledger
 from tacit.mechanisms import optimal_bands
 from tacit.sampling import CyclicPoisson, Poisson
@@ -86,6 +87,9 @@ class TrainingLoop:
         persons: PersonRows | None = None,
     ) -> None:
         training, upper = recipe.training, recipe.training.loss_upper
+        device = require_device(recipe)
+        model.to(device)
+        records = (records[0].to(device), records[1].to(device))
         self.recipe = recipe
         self.n_records = n_records
         self.also = also
@@ -94,9 +98,10 @@ class TrainingLoop:
         self.ema = (
             EMA(model, decay=training.average) if training.average and not is_banded else None
         )
-        trained, rows, losses, declared = model, records, example_losses, n_records
+        losses = gpu_losses if device.type == "cuda" else example_losses
+        trained, rows, declared = model, records, n_records
         if canaries is not None:
-            trained, rows, losses = canaries.plant(model, records, example_losses)
+            trained, rows, losses = canaries.plant(model, records, losses)
             declared += canaries.n_canaries // 2
         weights = [p for p in trained.parameters() if p.requires_grad]
         if training.optimizer == "adam":
@@ -119,6 +124,9 @@ class TrainingLoop:
             also=also,
             seed=seed,
             max_microbatch=training.max_microbatch,
+            compile="auto" if device.type == "cuda" else False,
+            augmentations=training.views or 1,
+            augment=augmentation(recipe),
             noise=banded(training),
             noisy_loss=None if upper is None else NoisyLoss(upper=upper),
             callbacks=() if upper is None else (self._note,),
@@ -172,6 +180,35 @@ def example_losses(model: nn.Module, batch: Records) -> Tensor:
     """Return the cross-entropy loss of each example of `batch`, without averaging."""
     x, y = batch
     return cross_entropy(model(x), y, reduction="none")
+
+
+def gpu_losses(model: nn.Module, batch: Records) -> Tensor:
+    """Return `example_losses`, of a model that computes in bfloat16 on a GPU."""
+    x, y = batch
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(x)
+    return cross_entropy(logits.float(), y, reduction="none")
+
+
+def require_device(recipe: Recipe) -> torch.device:
+    """Return the device of the recipe; raise `ValueError` if this machine does not have it."""
+    if recipe.run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            'run.device = "cuda" needs a GPU that torch can use, and there is none here. Use cpu.'
+        )
+    return torch.device(recipe.run.device)
+
+
+def augmentation(recipe: Recipe) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None:
+    """Return what makes views of images; None if each example has one view, the image itself."""
+    if (recipe.training.views or 1) == 1:
+        return None
+    if recipe.features.kind != "none" or recipe.data.name == "table":
+        raise ValueError(
+            "training.views moves and mirrors images, so it needs data that are images and "
+            'features.kind = "none".'
+        )
+    return shift_and_mirror
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> Records:
@@ -283,7 +320,9 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        logits = torch.cat([model(part) for part in x.split(_CHUNK)]).double()
+        device = next(model.parameters()).device
+        parts = [model(part.to(device)).cpu() for part in x.split(_CHUNK)]
+    logits = torch.cat(parts).double()
     model.train(was_training)
     found = {
         "loss": float(cross_entropy(logits, y)),

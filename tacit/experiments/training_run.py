@@ -388,7 +388,8 @@ class Session:
     def _evaluate(self) -> PaidScores:
         """Pay for scores on the private held-out records, once in a run, and return them."""
         with self.loop.released() as model, torch.no_grad():
-            logits = model(torch.from_numpy(self.prepared.x_test)).double().numpy()
+            device = next(model.parameters()).device
+            logits = model(torch.from_numpy(self.prepared.x_test).to(device)).double().cpu().numpy()
         odds = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
         (planned,) = _evaluation_plan(self.recipe, self.dataset)
         return pay_once(

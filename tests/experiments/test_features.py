@@ -1,5 +1,7 @@
 """Features: what is free is free, what is released is paid for and noisy as billed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -125,8 +127,42 @@ def test_projected_records_keep_their_scale():
 def test_wrong_sizes_are_refused_in_words():
     with pytest.raises(ValueError, match=r"features.components must be <= 64"):
         prepare(tiny(), Features(kind="pca", components=65), release=refuse)
+    with pytest.raises(ValueError, match=r"features.pool must divide the 4 positions"):
+        prepare(tiny(), Features(kind="scattering", scales=1, groups=9, pool=3), release=refuse)
     with pytest.raises(ValueError, match=r"features.groups must divide the 9 channels"):
         prepare(tiny(), Features(kind="scattering", scales=1, groups=27), release=refuse)
+
+
+def test_scattering_of_color_images_is_pooled_and_compressed_plane_by_plane():
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((4, 3, 8, 8), dtype=np.float32), np.zeros(4, int)
+    settings = Features(kind="scattering", scales=1, pool=2, log_scale=0.01, groups=0)
+    found = prepare(
+        Dataset("", images, labels, images[:0], labels[:0], 2), settings, release=refuse
+    )
+    assert found.shape == (27, 2, 2)
+    assert found.x_test.shape == (0, 27, 2, 2)
+    plain = Features(kind="scattering", scales=1, groups=0)
+    gray = Dataset("", images[:, 1], labels, images[:0, 1], labels[:0], 2)
+    of_plane = prepare(gray, plain, release=refuse).x_train
+    pooled = of_plane.reshape(4, 9, 2, 2, 2, 2).mean(axis=(3, 5))
+    np.testing.assert_allclose(
+        found.x_train[:, 9:18], np.log1p(pooled / 0.01) / np.log1p(100), rtol=1e-4
+    )
+    flat = Features(
+        kind="scattering", scales=1, groups=27, contrast=True, even_noise_multiplier=1.0
+    )
+    exact = prepare(
+        Dataset("", images, labels, images, labels, 2),
+        replace(flat, even=6),
+        release=lambda _, summary, x: np.eye(6, dtype=np.float32),
+    )
+    coarsest = exact.x_train[:, :3]  # the mean of order 0, of each plane
+    np.testing.assert_allclose(exact.x_test[:, :3], coarsest)
+    by_plane = [
+        np.abs(np.corrcoef(images[:, p].mean((1, 2)), coarsest[:, p])[0, 1]) for p in range(3)
+    ]
+    assert min(by_plane) > 0.5
 
 
 def test_what_is_centered_has_mean_zero_up_to_noise():

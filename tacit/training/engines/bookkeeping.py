@@ -37,7 +37,7 @@ from tacit.training.clip import (
 )
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
-from tacit.training.gradients import RULES, generic
+from tacit.training.gradients import PULL_BACKS, RULES, generic
 from tacit.training.gradients.factored import (
     Dense,
     FactoredGradient,
@@ -508,7 +508,8 @@ class Tape:
         for made in reversed(self.derived):
             for result in made.results:
                 if gradients := self.waiting.pop(id(result), None):
-                    found = generic.pull_back(made, result, combine(gradients), self.parameters)
+                    pull_back = PULL_BACKS.get(made.function, generic.pull_back)
+                    found = pull_back(made, result, combine(gradients), self.parameters)
                     for tensor, gradient in found:
                         self.waiting.setdefault(id(tensor), []).append(gradient)
         for name, p in self.parameters.items():
