@@ -367,6 +367,7 @@ class Session:
             touches=(
                 *table_touches(recipe.data, dataset, self.checked, paid and paid.event),
                 *_touches(recipe, dataset, has_baseline=bool(baseline)),
+                *map(_lost_touch, self.private.info.get("repaid", ())),
             ),
             released=_releases(recipe, dataset),
             isolation=self.private.isolation,
@@ -601,6 +602,11 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
     if has_baseline:
         how = "a twin trained without noise, since the recipe says that the records are public"
         yield Touch(what="baseline", how=how, cost="not covered")
+
+
+def _lost_touch(repaid: str) -> Touch:
+    how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
+    return Touch(what="training", how=how, cost="paid")
 
 
 def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
