@@ -227,6 +227,12 @@ class RunState:
         """The random generator of the noise: "cryptographic" or "statistical", and its name."""
         return self._noise.generator(self._lots.records.device)
 
+    @property
+    def payments(self) -> list[Entry]:
+        """The entries of the ledger for this run: its plan, and lost steps that were paid again."""
+        notes = _note(self._run), _lost_note(self._run)
+        return [entry for entry in self.ledger.history() if entry.note.startswith(notes)]
+
     def _check_resumed(self) -> None:
         """Compare a resumed run with its checkpoint; if they differ, take a fresh key and pay."""
         if self._loaded is None:
@@ -361,8 +367,7 @@ class RunState:
 
         A checkpoint from before a restart does not hold what the restart paid; the ledger does.
         """
-        note = _lost_note(self._run)
-        found = [entry for entry in self.ledger.history() if entry.note.startswith(note)]
+        found = [entry for entry in self.payments if entry.kind == "spend"]
         self.ledger.used.update(entry.id for entry in found)
         self._repaid |= self._ranks.share({entry.hash: entry.event for entry in found})
 

@@ -114,8 +114,9 @@ class EpochLoops(RunState):
         """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
         It includes lost steps that a restart has paid again, so it can exceed the epsilon that the
-        run was planned for. Stopping early because of the results does not make the run cheaper. It is infinite if
-        examples were seen to influence each other: the releases of such a run have no guarantee.
+        run was planned for. Stopping early because of the results does not make the run cheaper. It
+        is infinite if examples were seen to influence each other: the releases of such a run have
+        no guarantee.
         """
         return self.epsilon_at(self._plan.steps, delta=delta)
 
