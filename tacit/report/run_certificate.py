@@ -9,6 +9,7 @@ exchanged alone. Whoever rewrites all of them consistently is found out only by 
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
@@ -104,7 +105,7 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
 
     Raises `ValueError`, with nothing written, if the parts of the folder do not belong together. A
     signed certificate that still says the same is left as it is; one that no longer does is
-    replaced, and its signature is removed.
+    replaced, and its signature is removed with a warning.
     """
     facts = run.facts()  # raises its own error if there is no finished run
     _require_none(run, [*check_run(run), *_audit_problems(run)])
@@ -115,6 +116,11 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
         if not list(_differences(stored, issued)):
             return stored
         (run / SIGNATURE).unlink()
+        warnings.warn(
+            f"the certificate has changed, so {SIGNATURE} was removed. Sign it again: tacit sign "
+            f"{run.path}",
+            stacklevel=2,
+        )
     run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
     return certificate
 

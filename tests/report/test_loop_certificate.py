@@ -88,7 +88,7 @@ def test_lost_steps_that_were_paid_again_are_part_of_the_claim(tmp_path):
     assert found["claim"]["epsilon"] == pytest.approx(
         tacit.epsilon(ev.Repeated(step, 8), delta=DELTA)
     )
-    assert found["context"]["ledger"]["entries_of_run"] == [1, 2]
+    assert len(found["context"]["ledger"]["entries_of_run"]) == 2
     assert judge(tmp_path / "c.json", ledger=tmp_path / "a.ledger").word == CONSISTENT
     claim = found["claim"] | {"events": ev.Repeated(step, 4).to_dict()}
     assert verify(found | {"claim": claim})  # the price of the plan alone does not pass
