@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tacit._untrusted import printable
 from tacit.cli._shared import AsJson, print_json, round_down, round_up
-from tacit.errors import LedgerError
+from tacit.errors import LedgerError, WeakGuarantee
 from tacit.events import Relation
 from tacit.ledger import Budget, Entry, Epsilons, Ledger, Remaining, connect, move, serve
 
@@ -51,6 +51,7 @@ def create(
     if not file.parent.is_dir():
         raise LedgerError(f"the folder {file.parent} does not exist.")
     budget = Budget(epsilon, delta)
+    WeakGuarantee.issue(epsilon=epsilon)
     with Ledger(server or file, budget=budget, relation=relation, unit=unit) as ledger:
         if server is not None:
             connect(file, server)

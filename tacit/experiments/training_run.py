@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from tacit.datasets import Dataset
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
@@ -158,6 +159,8 @@ def _begun(
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
     dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
+    asked = recipe.privacy.budget
+    WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=dataset.n_records)
     if dataset.persons is not None and summaries_of(recipe.features, 1):
         raise ValueError(
             "data.records_per_person above 1 cannot be used with features that are paid for: their "

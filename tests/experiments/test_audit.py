@@ -114,7 +114,7 @@ def test_the_verb_prints_bounds_and_ends_with_zero(run, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "no fault found (a correct bill is flagged in at most 5 % of audits)" in result.output
     page = (run / "report.html").read_text()
-    assert "What attacks reach" in page
+    assert "What the audit found" in page
     for name in ("membership", "inversion"):
         assert f'<figure id="{name}">' in page
         assert (run / f"figures/{name}.svg").is_file()

@@ -308,7 +308,9 @@ def test_a_report_keeps_a_signature_that_still_holds_and_removes_one_that_does_n
     audit = {"passes": True, "bounds": [], "tests": [], "model_sha256": facts["model_sha256"]}
     (folder / "audit.json").write_text(json.dumps(audit))
     assert judge(folder, key=key).word == REFUTED  # the certificate says nothing of this audit
-    write_page(folder)
+    with pytest.warns(UserWarning, match="was removed. Sign it again: tacit sign"):
+        page = write_page(folder)
+    assert "there are no lower bounds on epsilon" in page.read_text()  # this audit has none
     assert not (folder / "certificate.sig").exists()
     certificate = json.loads((folder / "certificate.json").read_text())
     assert certificate["context"]["audit"] == {
