@@ -1,7 +1,11 @@
-"""The errors that a user of tacit may want to catch.
+"""The errors that a user of tacit may want to catch, and one warning.
 
 Wrong arguments raise `ValueError` or `TypeError`; every error below concerns the guarantee itself.
 """
+
+import math
+import warnings
+from numbers import Integral, Real
 
 
 class TacitError(Exception):
@@ -33,3 +37,34 @@ class ProgramError(TacitError, RuntimeError):
 
     It names the kind of error and the line of code; the text is withheld, as it may quote records.
     """
+
+
+class WeakGuarantee(UserWarning):
+    """The guarantee that was asked for protects very little; the run goes on as asked."""
+
+    MOST_EPSILON = 20.0
+
+    @classmethod
+    def issue(cls, *, epsilon: object, delta: object = None, n_records: object = None) -> None:
+        """Issue a warning if epsilon is above 20, or delta above 1 / `n_records`.
+
+        `n_records` must be public. Values that are not given, or are no numbers, are not judged.
+        """
+        if isinstance(epsilon, Real) and cls.MOST_EPSILON < epsilon < math.inf:
+            warnings.warn(
+                f"epsilon {epsilon:g} is above {cls.MOST_EPSILON:g}: the guarantee then allows "
+                "results from which it is practically certain whether somebody took part. Common "
+                "choices are 0.1 to 10.",
+                cls,
+                stacklevel=1,  # one place, so that the same warning is shown once
+            )
+        if not isinstance(delta, Real) or not isinstance(n_records, Integral):
+            return
+        if n_records > 0 and 1 / n_records < delta < 1:
+            warnings.warn(
+                f"delta {delta:g} is above 1 / {n_records} (the number of records): to publish a "
+                "record picked at random would have such a delta. Choose delta well below, such as "
+                f"{0.1 / n_records:.1g}.",
+                cls,
+                stacklevel=1,
+            )

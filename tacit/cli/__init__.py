@@ -7,6 +7,7 @@ load torch.
 """
 
 import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -76,7 +77,9 @@ class _LazyVerbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
@@ -124,6 +127,12 @@ def main() -> None:
         app(prog_name="tacit")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _show_warning(message: Warning | str, *_where: object, **_line: object) -> None:
+    """Print a warning as one sentence, without the line of code that issued it."""
+    shown = printable(" ".join(str(message).split()))
+    typer.secho(f"warning: {shown}", fg=typer.colors.YELLOW, err=True)
 
 
 def _stop(message: str) -> typer.Exit:

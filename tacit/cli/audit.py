@@ -1,6 +1,6 @@
 """`tacit audit RUN/`: attack a finished run; a lower bound above its bill proves a fault.
 
-Exit codes: 0 the bill stands; 1 a lower bound is above the bill, or a test refutes it; 2 an error.
+Exit codes: 0 no fault found; 1 a lower bound is above the bill, or a test refutes it; 2 an error.
 """
 
 from pathlib import Path
@@ -29,7 +29,8 @@ def audit(
     A canary is an artificial example that is included or left out by a fair coin. The attack
     guesses which ones were included. The answers of a PATE run are attacked instead: the attack
     guesses whether one teacher's vote was changed. In all cases, a regression's included, the
-    mechanism is tested too: noise, draws, sensitivity, keys and bill.
+    mechanism is tested too: noise, draws, sensitivity, keys and bill. An audit pays nothing. It
+    changes the certificate, so audit first, then sign.
 
     Example: tacit audit runs/digits-epsilon-3
     """
@@ -76,4 +77,5 @@ def audit(
         typer.secho("the bill is refuted: something is broken.", fg="red", err=True)
         raise typer.Exit(1)
     if not as_json:
-        typer.secho(f"the bill stands at {100 * confidence:g} % confidence.", fg="green")
+        alarms = f"a correct bill is flagged in at most {100 * (1 - confidence):.3g} % of audits"
+        typer.secho(f"no fault found ({alarms}).", fg="green")

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit._untrusted import printable
-from tacit.cli._shared import AsJson, print_json, round_up
-from tacit.errors import LedgerError
+from tacit.cli._shared import AsJson, print_json, round_down, round_up
+from tacit.errors import LedgerError, WeakGuarantee
 from tacit.events import Relation
-from tacit.ledger import Budget, Entry, Epsilons, Ledger, connect, move, serve
+from tacit.ledger import Budget, Entry, Epsilons, Ledger, Remaining, connect, move, serve
 
 app = typer.Typer(
     add_completion=False,
@@ -51,6 +51,7 @@ def create(
     if not file.parent.is_dir():
         raise LedgerError(f"the folder {file.parent} does not exist.")
     budget = Budget(epsilon, delta)
+    WeakGuarantee.issue(epsilon=epsilon)
     with Ledger(server or file, budget=budget, relation=relation, unit=unit) as ledger:
         if server is not None:
             connect(file, server)
@@ -71,15 +72,16 @@ def show(
 ) -> None:
     """Print the budget, how much of it is spent and left, and every entry of the ledger."""
     with Ledger(file, read_only=True) as ledger:
-        history = ledger.history()
-        at = delta if delta is not None else (ledger.budget.delta if ledger.budget else None)
+        history, budget = ledger.history(), ledger.budget
+        at = delta if delta is not None else (budget.delta if budget else None)
         spent = None if at is None else ledger.epsilon(delta=at)
         three = ledger.epsilons(delta=at) if at else None
         left = ledger.remaining()
         with ledger.store.reading():
             moved_to = ledger.store.check().moved_to
+    costs = left.prices(delta=budget.delta, relation=ledger.relation) if budget else []
     if as_json:
-        budget = ledger.budget
+        room = left._asdict() | {"copied_event": left.copied_event and left.copied_event.to_dict()}
         print_json(
             {
                 "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
@@ -87,7 +89,8 @@ def show(
                 "unit": ledger.unit,
                 "spent": None if at is None else {"epsilon": spent, "delta": at},
                 "epsilons": three and {**three._asdict(), "delta": at},
-                "left": left._asdict() if budget else None,
+                "left": room if budget else None,
+                "next": [{"epsilon": epsilon, "run": words} for epsilon, words in costs],
                 "moved_to": moved_to or None,
                 "entries": [entry.to_dict() for entry in history],
             }
@@ -98,13 +101,11 @@ def show(
     unit = printable(ledger.unit)
     console.print(Text(f"Budget: {ledger.budget or 'none'} ({ledger.relation}, per {unit})"))
     if spent is not None:
-        console.print(Text(f"Spent:  epsilon {round_up(spent)} at delta {at:g}"))
-    if three is not None:
-        console.print(Text(_three(three)))
+        console.print(Text(_spent(spent, three, f"at delta {at:g}")), soft_wrap=True)
     if moved_to:
         console.print(Text(f"Moved:  to {printable(moved_to)}. Nothing can be spent from here."))
-    elif ledger.budget:
-        console.print(Text(f"Left:   {left}"))
+    elif budget:
+        console.print(Text(_left(budget, left, costs, is_new=not history)), soft_wrap=True)
 
 
 @app.command(epilog="Example: tacit ledger verify clinic.ledger")
@@ -223,14 +224,30 @@ def _tell(found: dict[str, object], text: str, as_json: bool) -> None:
         typer.echo(text)
 
 
-def _three(found: Epsilons) -> str:
-    """Return the three epsilons with the question that each answers."""
-    budget = "no budget" if found.budget is None else f"epsilon {round_up(found.budget)}"
+def _spent(spent: float, three: Epsilons | None, at: str) -> str:
+    """Return what the entries so far cost, with the question that each number answers."""
+    if three is None:
+        return f"Spent:  epsilon {round_up(spent)} {at}"
+    cut = "; the budget guarantees this number" if spent < three.odometer else ""
     return (
-        f"        guaranteed by the budget:     {budget}\n"
-        f"        if all was fixed in advance:  epsilon {round_up(found.fixed_in_advance)}\n"
-        f"        odometer, valid at any time:  epsilon {round_up(found.odometer)}"
+        f"Spent:  epsilon {round_up(three.fixed_in_advance)} {at} if all entries were planned "
+        "before the first result was seen\n"
+        f"        epsilon {round_up(spent)} {at} however the entries were chosen{cut}"
     )
+
+
+def _left(budget: Budget, left: Remaining, costs: list[tuple[float, str]], *, is_new: bool) -> str:
+    """Return how much the next run may cost, which is not the budget minus what was spent."""
+    if is_new:
+        return f"Left:   everything. The first run may cost up to {budget} at once"
+    if not costs:
+        return "Left:   nothing. Every further payment will be refused"
+    lines = [f"epsilon {round_down(epsilon, 4)} if it is {words}" for epsilon, words in costs]
+    if budget.delta:
+        lines.append("Costs do not simply add up, so this is not the budget minus what was spent")
+    share = f"{100 * left.fraction:.3g} % of the budget's room"
+    first = f"Left:   {share}. The next run alone may cost, at delta {budget.delta:g}, up to"
+    return "\n        ".join([first, *lines])
 
 
 def _table(file: Path, history: list[Entry]) -> Table:

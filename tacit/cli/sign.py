@@ -9,7 +9,7 @@ from tacit.cli import _shared as shared
 
 
 def sign(
-    run: Annotated[Path | None, typer.Argument(help="Folder of a finished run.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder, or a certificate alone.")] = None,
     *,
     key: Annotated[Path, typer.Option(help="Private key, PEM or OpenSSH. Keep it secret.")],
     issuer: Annotated[str, typer.Option(help="Who vouches for the run.")] = "",
@@ -24,12 +24,15 @@ def sign(
     Examples:
       tacit sign --new-key --key clinic.key
       tacit sign runs/digits --key clinic.key --issuer "Clinic of X"
+      tacit sign model.certificate.json --key clinic.key --issuer "Clinic of X"
     """
     from tacit.report import new_key
     from tacit.report import sign as sign_certificate
 
     if run is None and not make_key:
-        raise typer.BadParameter("name a run folder, or make a key with --new-key.")
+        raise typer.BadParameter(
+            "name a run folder or a certificate, or make a key with --new-key."
+        )
     name = new_key(key) if make_key else None
     if run is not None:
         name = sign_certificate(run, key, issuer=issuer)

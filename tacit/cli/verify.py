@@ -1,6 +1,7 @@
 """`tacit verify`: derive a certificate again, and check who signed it.
 
-Exit codes: 0 consistent, and with --key authenticated; 1 it does not verify; 2 an error.
+Exit codes: 0 consistent, and with --key authenticated; 1 it does not verify; 2 an error, or a file
+is missing, so that not everything could be checked.
 """
 
 import math
@@ -23,6 +24,10 @@ def verify(
         Path | None,
         typer.Option(help="Public key that you trust: the certificate must be signed with it."),
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="The ledger that paid, or a copy of it [in the run folder]."),
+    ] = None,
     replay: Annotated[
         int, typer.Option(min=0, help="Random stretches of the run to compute again.")
     ] = 0,
@@ -35,6 +40,8 @@ def verify(
 
     Every stored hash and every price is computed again. Without --key the best answer is
     "consistent, not authenticated", because whoever can write all files can forge all of them.
+    If a file is missing, such as the ledger that paid, all else is checked and the answer is
+    "incomplete" (exit code 2).
 
     With --replay, stretches of a DP-SGD run are computed again from the records and the key of the
     noise. This needs both, and a recipe with run.stretches.
@@ -43,6 +50,7 @@ def verify(
     Examples:
       tacit verify runs/digits
       tacit verify runs/digits --key clinic.pub
+      tacit verify runs/digits --ledger clinic.ledger
       tacit verify runs/digits --replay 2
     """
     from tacit.report import judge
@@ -50,10 +58,13 @@ def verify(
     if not run.exists():
         raise ValueError(f"there is no run folder or certificate {run}.")
     with time_limit(seconds, what="verification"):
-        found = judge(run, key=key)
+        found = judge(run, key=key, ledger=ledger)
     if as_json:
-        problems = [{"field": p.field, "what": p.what} for p in found.problems]
-        shared.print_json({"verdict": found.word, "key": found.key, "problems": problems})
+        listed = {
+            name: [{"field": p.field, "what": p.what} for p in problems]
+            for name, problems in (("problems", found.problems), ("unchecked", found.unchecked))
+        }
+        shared.print_json({"verdict": found.word, "key": found.key, **listed})
     elif found.problems:
         for problem in found.problems:
             line = printable(f"{problem.field}: {problem.what}")
@@ -65,10 +76,14 @@ def verify(
         signed = f", signed by {issuer} (key {found.key})" if found.key and key else ""
         if found.key and not key:
             signed = f". It names {issuer} as issuer; only --key can prove that"
-        typer.secho(f"{found.word}: ", fg="green" if key else "yellow", nl=False)
+        is_sure = key and not found.unchecked
+        typer.secho(f"{found.word}: ", fg="green" if is_sure else "yellow", nl=False)
         typer.echo(printable(f"{stated}, {found.certificate['title']}{signed}"))
-    if found.problems:
-        raise typer.Exit(1)
+    for missing in () if as_json else found.unchecked:
+        line = printable(f"not checked: {missing.field}: {missing.what}")
+        typer.secho(line, fg="yellow", err=True)
+    if found.problems or found.unchecked:
+        raise typer.Exit(1 if found.problems else 2)
     if replay and not _is_replayed(run, replay, data, trust_code or (), quiet=as_json):
         raise typer.Exit(1)
 

@@ -22,6 +22,7 @@ from tacit.experiments.audit import RunAudit, audit_run
 from tacit.experiments.coefficients import Coefficients, coefficients_of
 from tacit.experiments.data import HopelessTable, count_records
 from tacit.experiments.facts import (
+    ADVERSARY,
     AUDIT,
     FACTS,
     RECIPE,
@@ -33,7 +34,9 @@ from tacit.experiments.facts import (
     Utility,
     file_hash,
     ledger_state,
+    package_hash,
     seal_of,
+    versions,
 )
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from tacit.experiments.tuned_run import SEARCH, tune
 
 __all__ = [
+    "ADVERSARY",
     "AUDIT",
     "FACTS",
     "MOST_OUTSIDE",
@@ -105,6 +109,7 @@ __all__ = [
     "ledger_state",
     "line_data_sets",
     "load_model",
+    "package_hash",
     "predict_table",
     "read_data_sets",
     "read_study_table",
@@ -124,6 +129,7 @@ __all__ = [
     "sweep_pate",
     "train",
     "tune",
+    "versions",
 ]
 
 _HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")

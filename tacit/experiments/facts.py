@@ -285,7 +285,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
         facts,
         model_sha256=file_hash(folder / facts.model_file),
         recipe_sha256=file_hash(folder / facts.recipe_file),
-        versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
+        versions=versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files={n: file_hash(folder / n) for n in sorted(others) if (folder / n).is_file()},
         package_sha256=package_hash(),
@@ -373,7 +373,8 @@ def _require_types(facts: Facts) -> None:
         raise TypeError("an object is missing")
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of tacit, of Python and of the installed `packages`, by name."""
     found = {"tacit": tacit.__version__, "python": platform.python_version()}
     for package in packages:
         try:

@@ -220,6 +220,18 @@ class RunFolder:
             raise LedgerError(f"there is no ledger at {path}.")
         return Ledger(path, read_only=read_only)
 
+    def find_ledger(self, facts: Facts, given: str | Path | None = None) -> Path | None:
+        """Return the ledger file to check the finished run with, or None if there is none.
+
+        It is `given`, or a file of its name in this folder, or the file that paid. Read it only: a
+        copy of a ledger must never pay.
+        """
+        if given is not None:
+            return Path(given)
+        name = facts.ledger_file.replace("\\", "/").rpartition("/")[2]  # of another system too
+        places = (self / name, self / facts.ledger_file, self / LEDGER)
+        return next((place for place in places if name and place.is_file()), None)
+
     def write(self, name: str, content: str | bytes) -> Path:
         """Write the file `name` to disk; after a crash it has either its old or its new content."""
         return write_whole(self / name, content)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tacit import accounting
 from tacit.datasets import Dataset
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import (
@@ -88,7 +89,9 @@ def _run_pate(
             "same form with --public-test FILE (data.public_test)."
         )
     split = _split(dataset, recipe.answers.public_share)
-    budget = None if recipe.privacy.epsilon is None else recipe.privacy.budget
+    asked = recipe.privacy
+    WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=dataset.n_records)
+    budget = None if asked.epsilon is None else asked.budget
     paying = run.open_ledger(recipe, budget) if ledger is None else open_for_run(ledger)
     if ledger is not None or recipe.privacy.ledger:
         _refuse_above_epsilon(recipe, dataset, paying)

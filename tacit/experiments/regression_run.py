@@ -24,6 +24,7 @@ import numpy as np
 from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit import sources as engines
 from tacit.datasets import Dataset
+from tacit.errors import WeakGuarantee
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data as data_of
@@ -176,6 +177,7 @@ def _fit_one(
 def _fit_in_engine(recipe: Recipe, table: Any, options: dict[str, Any]) -> Any:
     """Return a model that is fitted to sums which an engine computes. Any: two estimators."""
     schema = data_of.schema_of(recipe.data)
+    WeakGuarantee.issue(**{name: options[name] for name in ("epsilon", "delta", "n_records")})
     fit = engines.fit_linear if schema.n_classes is None else engines.fit_logistic
     given = {name: value for name, value in options.items() if name != "bounds"}
     given["records_per_person"] = recipe.data.records_per_person

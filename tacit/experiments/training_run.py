@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from tacit.datasets import Dataset
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
@@ -158,6 +159,8 @@ def _begun(
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
     dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
+    asked = recipe.privacy.budget
+    WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=dataset.n_records)
     if dataset.persons is not None and summaries_of(recipe.features, 1):
         raise ValueError(
             "data.records_per_person above 1 cannot be used with features that are paid for: their "
@@ -367,6 +370,7 @@ class Session:
             touches=(
                 *table_touches(recipe.data, dataset, self.checked, paid and paid.event),
                 *_touches(recipe, dataset, has_baseline=bool(baseline)),
+                *map(_lost_touch, self.private.info.get("repaid", ())),
             ),
             released=_releases(recipe, dataset),
             isolation=self.private.isolation,
@@ -602,6 +606,11 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
     if has_baseline:
         how = "a twin trained without noise, since the recipe says that the records are public"
         yield Touch(what="baseline", how=how, cost="not covered")
+
+
+def _lost_touch(repaid: str) -> Touch:
+    how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
+    return Touch(what="training", how=how, cost="paid")
 
 
 def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:

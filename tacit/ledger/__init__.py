@@ -12,7 +12,7 @@ from tacit.ledger.filter import Budget, Remaining
 from tacit.ledger.ledger import Epsilons, Ledger
 from tacit.ledger.migration import move
 from tacit.ledger.pending import paid_once
-from tacit.ledger.postgres_store import without_password
+from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
@@ -34,5 +34,6 @@ __all__ = [
     "move",
     "paid_once",
     "serve",
+    "server_address",
     "without_password",
 ]

@@ -62,7 +62,15 @@ from tacit import accounting
 from tacit._check import in_closed_unit, non_negative
 from tacit.accounting import calibrate_count, exact, flatten, gaussian_delta, round_up
 from tacit.errors import NotCertified, UnsupportedEvent
-from tacit.events import ApproximateDP, Event, Relation, Repeated, from_dict
+from tacit.events import (
+    ApproximateDP,
+    Event,
+    Gaussian,
+    PureDP,
+    Relation,
+    Repeated,
+    from_dict,
+)
 from tacit.ledger.entry_cost import Cost, price
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
@@ -116,18 +124,55 @@ class Remaining(NamedTuple):
     """Share of the budget that is unspent, by the measure with most room."""
     copies: int = 0
     """So many copies of the event that the ledger began with, where copies are counted."""
+    copied_event: Event | None = None
+    """The event whose copies are counted: one step of the run that the ledger began with."""
 
     def __str__(self) -> str:
-        ways: list[str] = []
-        if self.epsilon > 0:
-            ways.append(f"one pure release of epsilon {self.epsilon:.4g}")
-        if self.noise_multiplier < math.inf:
-            ways.append(f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}")
-        if self.copies > 0:
-            ways.append(f"{self.copies:,} copies of the event that the ledger began with")
+        ways = [words for _, words in self._ways()]
         if self.fraction == 0 or not ways:
             return "nothing"
-        return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
+        return f"{100 * self.fraction:.3g} % of the budget's room, for {', or for '.join(ways)}"
+
+    def prices(self, *, delta: float, relation: Relation) -> list[tuple[float, str]]:
+        """Return what the next run may cost by itself at `delta`, for each kind of run, in words.
+
+        Costs of several runs do not add up exactly, so this is not the budget minus what was spent.
+        """
+        if self.fraction == 0:
+            return []
+        return [
+            (accounting.epsilon(event, delta=delta, relation=relation) if delta else bound, words)
+            for (event, bound), words in self._ways()
+        ]
+
+    def _ways(self) -> list[tuple[tuple[Event, float], str]]:
+        """Return the largest event of each kind that is admitted, its pure epsilon, and words."""
+        ways: list[tuple[tuple[Event, float], str]] = []
+        if self.copied_event is not None and self.copies > 0:
+            event = Repeated(self.copied_event, self.copies)
+            words = f"a run like the first ({self.copies:,} releases of its sampling and noise)"
+            ways.append(((event, math.inf), words))
+        if 0 < self.noise_multiplier < math.inf:
+            event = Gaussian(self.noise_multiplier, replace_factor=1.0)
+            words = f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}"
+            ways.append(((event, math.inf), words))
+        if 0 < self.epsilon < math.inf:
+            event = PureDP(self.epsilon, replace_factor=1.0)
+            words = f"one pure release of epsilon {self.epsilon:.4g}"
+            ways.append(((event, self.epsilon), words))
+        return ways
+
+    @staticmethod
+    def least(left: "list[Remaining]") -> "Remaining":
+        """Return what remains for an entry that needs room in all of `left`."""
+        return Remaining(
+            epsilon=min(one.epsilon for one in left),
+            delta=min(one.delta for one in left),
+            noise_multiplier=max(one.noise_multiplier for one in left),
+            fraction=min(one.fraction for one in left),
+            copies=min(one.copies for one in left),
+            copied_event=left[0].copied_event,
+        )
 
 
 UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)  # what remains of a ledger without a budget
@@ -219,6 +264,7 @@ class Filter:
             noise_multiplier=(1 + 1e-8) / math.sqrt(largest) if largest > 0 else math.inf,
             fraction=max(room / float(limit) if limit > 0 else 0.0 for room, limit in left),
             copies=int(copies),
+            copied_event=self.copied_event,
         )
 
 

@@ -332,14 +332,7 @@ class Ledger:
         label = _label(partition)
         with self._store.reading():
             met = Totals(self._store.check().totals, len(filter_.orders)).met(label)
-        left = [filter_.remaining(total.cost, self.budget) for total in met]
-        return Remaining(
-            epsilon=min(one.epsilon for one in left),
-            delta=min(one.delta for one in left),
-            noise_multiplier=max(one.noise_multiplier for one in left),
-            fraction=min(one.fraction for one in left),
-            copies=min(one.copies for one in left),
-        )
+        return Remaining.least([filter_.remaining(total.cost, self.budget) for total in met])
 
     def epsilon(self, *, delta: float, accountant: accounting.Accountant | None = None) -> float:
         """Return what has been spent, as epsilon at `delta`; at `delta` 0, the pure epsilon.

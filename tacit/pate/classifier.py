@@ -22,7 +22,7 @@ from tacit._arrays import Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.accounting import epsilon as epsilon_of
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, WeakGuarantee
 from tacit.events import Event, Gaussian
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
@@ -143,6 +143,7 @@ class PATEClassifier:
         All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
         inputs equal private ones; only the caller, who holds the records, receives the warning.
         """
+        WeakGuarantee.issue(epsilon=self.epsilon)
         random = generator(self.rng)
         self.classes_, labels = _class_indices(y_private, self.classes)
         n_classes = len(self.classes_)

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tacit._arrays import Floats
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, generator
@@ -90,6 +91,9 @@ class PrivateEstimator(BaseEstimator):
         """Return the private training data as checked arrays; store the number of features."""
         refuse_learning_steps()
         table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
+        declared = getattr(self, "n_records", None)
+        n_records = table.shape[0] if declared is None else declared  # public: see `public_size`
+        WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
         if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
             raise ValueError(
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "

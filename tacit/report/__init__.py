@@ -1,10 +1,10 @@
 """Reports: the result and the guarantee of a run, as a page for people and as a certificate.
 
 `certificate` states the claim so that anyone can recompute it, `run_certificate` derives it from a
-run folder, `signature` says who vouches for it, `figures` draws, `page` lays out one HTML page,
-`reports` fills them from a run folder, `comparison_page` from several, and `study_page` and
-`logit_page` from studies of many fits. The names of the last four load when they are first used,
-because they import much more than the others.
+run folder, `loop_certificate` from a training loop of one's own, `signature` says who vouches for
+it, `figures` draws, `page` lays out one HTML page, `reports` fills them from a run folder,
+`comparison_page` from several, and `study_page` and `logit_page` from studies of many fits. The
+names of the last four load when they are first used, because they import much more than the others.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tacit._lazy import lazy
 from tacit.report.certificate import Problem, make_certificate, schema, verify
 from tacit.report.figures import Figure, Role, Series, to_csv, to_svg, to_svg_file, to_text
+from tacit.report.loop_certificate import certify
 from tacit.report.run_certificate import (
     check_run,
     require_consistent,
@@ -33,6 +34,7 @@ __all__ = [
     "Role",
     "Series",
     "Verdict",
+    "certify",
     "check_run",
     "cost_in_words",
     "judge",

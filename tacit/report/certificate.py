@@ -55,10 +55,12 @@ ACCOUNTANTS: dict[str, Callable[[], Any]] = {  # Any: classes that load on first
 
 
 class Problem(NamedTuple):
-    """One reason why a certificate does not hold."""
+    """One reason why a certificate does not hold, or could not be checked in full."""
 
     field: str
     what: str
+    is_missing: bool = False
+    """Whether a file is absent, so that something was not checked; nothing contradicts the rest."""
 
 
 def prices(
@@ -175,7 +177,8 @@ def make_certificate(
 def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> list[Problem]:
     """Return every reason why the certificate does not hold; the list is empty if it holds.
 
-    `folder` is where the model file is; if it is None, the model file is not checked.
+    `folder` is where the model file is; if it is None, the model file is not checked. A model file
+    that is not there is a problem with `is_missing`.
     """
     malformed = list(_schema_problems(certificate))
     if malformed:
@@ -261,7 +264,7 @@ def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iter
         return
     path = folder / Path(model["file"]).name  # the name alone, so it stays inside the folder
     if not path.is_file():
-        yield Problem("model.file", "does not exist")
+        yield Problem("model.file", f"{path.name} does not exist", is_missing=True)
     elif file_hash(path) != model["sha256"]:
         yield Problem("model.sha256", "the file has another hash")
 

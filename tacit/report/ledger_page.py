@@ -1,5 +1,6 @@
 """The page of a ledger: its budget, what was spent over time, and by which run."""
 
+import math
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -42,7 +43,7 @@ def _page(ledger: Ledger, delta: float) -> Page:
                 "budget", "none" if budget is None else f"{budget.epsilon:g}", str(budget or "")
             ),
             Number("spent", f"{spent:.4g}", f"epsilon at delta {delta:g}, whatever comes next"),
-            Number("left", left, "of the budget, for all records"),
+            Number("left", left, "of the room that the budget gives, for all records"),
             Number("entries", f"{len(history):,}", "payments: spends and plans"),
         ),
         figures=(_over_time(ledger, history, delta),) if history else (),
@@ -58,7 +59,8 @@ def _over_time(ledger: Ledger, history: Sequence[Entry], delta: float) -> Figure
     chosen = [e for k, e in enumerate(history, 1) if k % every == 0 or k == len(history)]
     points = [(0.0, 0.0)]
     for entry in chosen:
-        epsilon = ledger.epsilons(delta=delta, head=entry.hash).odometer
+        found = ledger.epsilons(delta=delta, head=entry.hash)
+        epsilon = min(found.odometer, math.inf if found.budget is None else found.budget)
         days = (_seconds(entry) - first) / _DAY
         points += [(days, points[-1][1]), (days, epsilon)]
     series = [Series.of("spent", points)]

@@ -59,6 +59,16 @@ _SUMMARY = "summary"  # the method of runs that release statistics and no model
 _DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep
 _MOST_BELOW = 0.3  # a baseline farther below the other lines is not drawn: it would flatten them
 _ROC_POINTS = 120  # points of a ROC curve that are drawn
+_AUDITS = {  # whether the audit has lower bounds: what it did
+    True: (
+        "Attacking the run gives lower bounds on epsilon. They must stay below the bill; if one is "
+        "above the bill, something is broken. Tests compare what the program does with the bill."
+    ),
+    False: (
+        "Tests compare what the program does with the bill, on artificial records. The run itself "
+        "was not attacked, so there are no lower bounds on epsilon."
+    ),
+}
 
 
 def write_page(folder: str | Path) -> Path:
@@ -305,7 +315,7 @@ def _context_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         "Data commitment": context["data_commitment"],
         "Ledger": ledger and _ledger_words(ledger),
         "Package": package and f"tacit {package['version']}, SHA-256 {package['sha256']}",
-        "Audit": audit and ("passed" if audit["passes"] else "the bill is refuted"),
+        "Audit": audit and ("no fault found" if audit["passes"] else "the bill is refuted"),
         "Issuer": certificate.get("issuer") or "not signed",
     }
     return tuple((name, str(value)) for name, value in rows.items() if value)
@@ -458,11 +468,10 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
     return (
         Section(
             name="audit",
-            title="What attacks reach",
+            title="What the audit found",
             text=(
-                "Attacking the run gives lower bounds on epsilon. They must stay below the bill; "
-                "if one is above the bill, something is broken. If the bill is correct, all bounds "
-                f"and tests together raise a false alarm with a probability of at most {error}."
+                f"{_AUDITS[bool(audit.get('bounds'))]} If the bill is correct, all of this "
+                f"together raises a false alarm with a probability of at most {error}."
             ),
             rows=tuple(rows),
             figures=tuple(figure for figure in found if figure is not None),

@@ -9,6 +9,7 @@ exchanged alone. Whoever rewrites all of them consistently is found out only by 
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from tacit import accounting
 from tacit._untrusted import printable, read_json
 from tacit.datasets import Schema
 from tacit.errors import TacitError
-from tacit.events import Relation, Sequence
+from tacit.events import Event, Relation, Sequence, from_dict
 from tacit.experiments import (
     AUDIT,
     FACTS,
@@ -30,7 +31,7 @@ from tacit.experiments import (
     ledger_state,
     seal_of,
 )
-from tacit.ledger import Entry, Ledger
+from tacit.ledger import Entry, Ledger, server_address
 from tacit.report.certificate import Problem, is_close, make_certificate, price, verify
 
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
@@ -52,6 +53,7 @@ _OPTIONAL = {  # field of the certificate's context: field of the facts, if they
 }
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """Errors that hostile facts can cause, where they hold other kinds of values than a run writes."""
+_GIVE_LEDGER = "Get it from whoever made the run, and give it with --ledger FILE"
 _MOST_SHOWN = 200  # characters of a message
 _MOST_HEADER = 16 * 2**20  # bytes
 
@@ -104,7 +106,7 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
 
     Raises `ValueError`, with nothing written, if the parts of the folder do not belong together. A
     signed certificate that still says the same is left as it is; one that no longer does is
-    replaced, and its signature is removed.
+    replaced, and its signature is removed with a warning.
     """
     facts = run.facts()  # raises its own error if there is no finished run
     _require_none(run, [*check_run(run), *_audit_problems(run)])
@@ -115,6 +117,11 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
         if not list(_differences(stored, issued)):
             return stored
         (run / SIGNATURE).unlink()
+        warnings.warn(
+            f"the certificate has changed, so {SIGNATURE} was removed. Sign it again: tacit sign "
+            f"{run.path}",
+            stacklevel=2,
+        )
     run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
     return certificate
 
@@ -146,39 +153,67 @@ def _require_none(run: RunFolder, problems: list[Problem]) -> None:
         raise ValueError(f"{run.path} gets no certificate, because its parts disagree: {listed}.")
 
 
-def verify_run(folder: str | Path) -> list[Problem]:
+def verify_run(folder: str | Path, *, ledger: str | Path | None = None) -> list[Problem]:
     """Return every reason why the certificate in a run folder is not that of the run.
 
     The certificate is derived again from ledger, recipe, facts and model, and every stored hash is
     computed again. An empty list means that the folder is consistent, not that it is authentic.
+    `ledger` is the ledger file that paid, or a copy of it; by default it is looked for in the
+    folder and where the run found it. What is absent is a problem with `is_missing`.
     """
     run = RunFolder(folder)
-    problems = [*check_run(run), *_audit_problems(run)]
+    problems = [*check_run(run, ledger=ledger), *_audit_problems(run)]
     if not (run / CERTIFICATE).is_file():
-        return [*problems, Problem(CERTIFICATE, "does not exist; write it with tacit report")]
+        what = "does not exist; write it with tacit report"
+        return [*problems, Problem(CERTIFICATE, what, is_missing=True)]
     try:
         stored = read_json(run / CERTIFICATE)
         facts = run.facts()
     except (ValueError, OSError) as wrong:
         return [*problems, Problem(CERTIFICATE, _shown(wrong))]
     problems += verify(stored, folder=run.path)
-    if problems:
+    if any(not one.is_missing for one in problems) or not (run / facts.model_file).is_file():
         return problems
     if stored["version"] == 1 and facts.version > 1:
-        return [Problem("version", "is 1, but the run is newer")]
+        return [*problems, Problem("version", "is 1, but the run is newer")]
     issuer = _issuer(stored) if (run / SIGNATURE).is_file() else None
     is_early = facts.versions.get("tacit") == "0.1.0"
     try:
         derived = certificate_of(facts, run, issuer=issuer)
         derived |= {"version": stored["version"], "seal": stored["seal"]}  # checked above
         derived = _with_groups_of(stored, derived)
-        return list(_differences(stored, derived, may_lack=_ADDED if is_early else ()))
+        differences = _differences(stored, derived, may_lack=_ADDED if is_early else ())
+        return [*problems, *differences]
     except _MALFORMED:
-        return [Problem("facts.json", "is not what a run writes")]
+        return [*problems, Problem("facts.json", "is not what a run writes")]
 
 
-def check_run(run: RunFolder) -> list[Problem]:
-    """Return every reason why ledger, recipe, facts, model and other files do not fit together."""
+def check_payments(certificate: Mapping[str, Any], place: str | Path) -> list[Problem]:
+    """Return every reason why the ledger file at `place` did not pay for what `certificate` claims.
+
+    It is for a certificate without a run folder, which `verify` found to hold by itself.
+    """
+    claim, stated = certificate["claim"], (certificate.get("context") or {}).get("ledger")
+    if stated is None:
+        return [Problem("context.ledger", "is not stated, so no ledger can be compared with it")]
+    try:
+        with Ledger(place, read_only=True) as ledger:
+            ledger.verify(head=stated["head"], ask_witness=False)
+            if (ledger.unit, str(ledger.relation)) != (claim["unit"], claim["relation"]):
+                return [Problem("ledger", "has another unit or relation than the claim")]
+            event, delta = from_dict(claim["events"]), claim["delta"]
+            return list(_state_problems(ledger, event, delta, stated, "context.ledger"))
+    except (TacitError, OSError) as wrong:
+        return [Problem("ledger", _shown(wrong))]
+    except _MALFORMED:
+        return [Problem("context.ledger", "is not what a run writes")]
+
+
+def check_run(run: RunFolder, *, ledger: str | Path | None = None) -> list[Problem]:
+    """Return every reason why ledger, recipe, facts, model and other files do not fit together.
+
+    `ledger` is as for `verify_run`.
+    """
     try:
         facts = run.facts()
     except (ValueError, OSError) as wrong:
@@ -187,14 +222,26 @@ def check_run(run: RunFolder) -> list[Problem]:
     if not problems:
         problems += [*_facts_problems(facts), *_recipe_problems(run, facts)]
     if facts.ledger_head or facts.version > 1:
-        try:
-            with run.reopen_ledger(facts, read_only=True) as ledger:
-                problems += _ledger_problems(ledger, facts, seal_of(read_json(run / FACTS)))
-        except (TacitError, OSError) as wrong:
-            problems.append(Problem(facts.ledger_file, _shown(wrong)))
-        except _MALFORMED:
-            problems.append(Problem("facts.ledger_state", "is not what a run writes"))
+        problems += _payment_problems(run, facts, run.find_ledger(facts, ledger))
     return problems
+
+
+def _payment_problems(run: RunFolder, facts: Facts, place: Path | None) -> list[Problem]:
+    """Return every reason why the ledger file at `place` did not pay for the run."""
+    name = printable(Path(facts.ledger_file).name)
+    if place is None:
+        what = f"there is no ledger {name} here, so nothing was compared with it. {_GIVE_LEDGER}"
+        return [Problem("ledger", what, is_missing=True)]
+    if place.parent == run.path and server_address(place) is not None:  # an address of a stranger
+        what = f"{name} names a server, which was not asked. {_GIVE_LEDGER}"
+        return [Problem("ledger", what, is_missing=True)]
+    try:
+        with Ledger(place, read_only=True) as ledger:
+            return list(_ledger_problems(ledger, facts, seal_of(read_json(run / FACTS))))
+    except (TacitError, OSError) as wrong:
+        return [Problem(name, _shown(wrong))]
+    except _MALFORMED:
+        return [Problem("facts.ledger_state", "is not what a run writes")]
 
 
 def _context(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
@@ -236,7 +283,7 @@ def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
             continue
         path = run / Path(name).name  # the name alone, so it stays inside the folder
         if not path.is_file():
-            yield Problem(name, "does not exist")
+            yield Problem(name, "does not exist", is_missing=True)
         elif file_hash(path) != expected:
             yield Problem(name, "is not the file of this run: it has another hash")
     named = {facts.metrics_file, facts.baseline_file} - {None, ""}
@@ -340,28 +387,33 @@ def _ledger_problems(
     if sealed != [expected]:
         yield Problem(name, "its row for this run does not hold the hashes of these files")
         return
-    own = set(facts.ledger_state["entries_of_run"])
-    history = ledger.history(head=facts.ledger_head)
-    paid = [entry for entry in history if entry.id in own]
-    if not own or own - {entry.id for entry in paid}:
-        yield Problem(name, "does not hold the payments of this run")
-    elif not _is_covered(paid, facts):
-        yield Problem("facts.event", "leaves out a payment that the ledger holds for this run")
-    again = ledger_state(
-        ledger,
-        delta=facts.delta,
-        head=facts.ledger_head,
-        own=facts.ledger_state["entries_of_run"],
-    )
-    yield from _differences(facts.ledger_state, again, "facts.ledger_state")
+    state = {**facts.ledger_state, "head": facts.ledger_head}
+    yield from _state_problems(ledger, facts.claim, facts.delta, state, "facts.ledger_state")
 
 
-def _is_covered(paid: list[Entry], facts: Facts) -> bool:
+def _state_problems(
+    ledger: Ledger, claim: Event, delta: float, stated: Mapping[str, Any], path: str
+) -> Iterator[Problem]:  # Any: JSON values
+    """Yield a problem if the ledger was not in the `stated` state, or `claim` leaves out payments.
+
+    `path` is the field that has the state.
+    """
+    head, own = stated["head"], stated["entries_of_run"]
+    paid = [entry for entry in ledger.history(head=head) if entry.id in own]
+    if not own or set(own) - {entry.id for entry in paid}:
+        yield Problem("ledger", "does not hold the payments of this run")
+    elif not _is_covered(paid, claim):
+        yield Problem(path, "names a payment that the events of the claim leave out")
+    again = ledger_state(ledger, delta=delta, head=head, own=own)
+    yield from _differences(stated, {**again, "head": head}, path)
+
+
+def _is_covered(paid: list[Entry], claimed: Event) -> bool:
     """Return whether the claim contains each payment at least as often as it was made.
 
     A person is in one partition of the ledger, so each partition must be covered by itself.
     """
-    claim = Counter(accounting.flatten(facts.claim))
+    claim = Counter(accounting.flatten(claimed))
     for name in {name for entry in paid for name in entry.partitions} or {""}:
         read = [e.event for e in paid if not e.partitions or name in e.partitions]
         if not Counter(accounting.flatten(Sequence(tuple(read)))) <= claim:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit._untrusted import parse_json, read_json, read_text
+from tacit.errors import LedgerError
 from tacit.experiments import RunFolder
 from tacit.report.certificate import Problem, seal, verify
-from tacit.report.run_certificate import CERTIFICATE, SIGNATURE, verify_run
+from tacit.report.run_certificate import CERTIFICATE, check_payments, verify_run
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 AUTHENTICATED = "authenticated"
 CONSISTENT = "consistent, not authenticated"
 REFUTED = "does not verify"
+INCOMPLETE = "incomplete"
 FORMAT, VERSION = "tacit signature", 1
 _CONTEXT = b"tacit certificate signature, version 1\n"  # no other use of a key signs such bytes
 _FIELDS = {"format", "version", "algorithm", "issuer", "public_key", "signature"}
@@ -35,12 +37,15 @@ class Verdict(NamedTuple):
     """The answer to whether a certificate can be relied on."""
 
     word: str
-    """`AUTHENTICATED`, `CONSISTENT` or `REFUTED`."""
+    """`AUTHENTICATED`, `CONSISTENT`, `INCOMPLETE` or `REFUTED`."""
     problems: list[Problem]
+    """What contradicts the certificate: it does not verify unless the list is empty."""
     certificate: dict[str, Any]  # Any: JSON values
     """The certificate that was read; empty if it cannot be read."""
     key: str | None
     """Fingerprint of the key that signed it, if the signature is right."""
+    unchecked: list[Problem]
+    """What could not be checked, because a file is missing: incomplete unless the list is empty."""
 
 
 def new_key(path: str | Path) -> str:
@@ -71,27 +76,29 @@ def new_key(path: str | Path) -> str:
 
 
 def sign(folder: str | Path, key: str | Path, *, issuer: str) -> str:
-    """Sign the certificate in a run folder, and return the fingerprint of the key.
+    """Sign the certificate in a run folder, or that file alone; return the key's fingerprint.
 
-    The certificate is derived again first: `ValueError` if anything in the folder contradicts it.
-    Then `issuer` is entered into it, and the signature is written to certificate.sig.
+    The certificate is verified first, in a run folder by deriving it again: `ValueError` if
+    anything contradicts it or is missing. Then `issuer` is entered into it, and the signature is
+    written beside it: certificate.sig.
     """
     if not issuer.strip():
         raise ValueError("issuer must name who vouches for the certificate.")
-    run, private = RunFolder(folder), _private_key(Path(key))
-    problems = verify_run(run.path)
+    place, private = _Place.of(folder), _private_key(Path(key))
+    problems = place.problems(None if place.is_run else read_json(place.file))
     if problems:
         first = problems[0]
         raise ValueError(
-            f"{run.path} is not signed, because it does not verify: {first.field} {first.what}."
+            f"{folder} is not signed, because it does not verify: {first.field} {first.what}."
         )
-    certificate = read_json(run / CERTIFICATE)
+    certificate = read_json(place.file)
     if certificate["version"] == 1:
         raise ValueError("a certificate of version 1 cannot be signed. Run tacit report first.")
-    (run / SIGNATURE).unlink(missing_ok=True)  # never a signature beside another certificate
+    place.signature.unlink(missing_ok=True)  # never a signature beside another certificate
     body = {name: v for name, v in certificate.items() if name != "seal"} | {"issuer": issuer}
     text = json.dumps(body | {"seal": seal(body)}, indent=2) + "\n"
-    run.write(CERTIFICATE, text)
+    write = RunFolder(place.file.parent).write
+    write(place.file.name, text)
     public = _raw(private.public_key())
     signature = {
         "format": FORMAT,
@@ -101,36 +108,34 @@ def sign(folder: str | Path, key: str | Path, *, issuer: str) -> str:
         "public_key": public.hex(),
         "signature": private.sign(_CONTEXT + text.encode()).hex(),
     }
-    run.write(SIGNATURE, json.dumps(signature, indent=2) + "\n")
+    write(place.signature.name, json.dumps(signature, indent=2) + "\n")
     return fingerprint(public)
 
 
-def judge(path: str | Path, *, key: str | Path | None = None) -> Verdict:
+def judge(
+    path: str | Path, *, key: str | Path | None = None, ledger: str | Path | None = None
+) -> Verdict:
     """Return whether a run folder or a certificate file can be relied on, and why not.
 
     In a run folder the certificate is derived again from the other files. For a file without a run
     beside it, prices are computed again and the model file is compared with its hash. With `key`, a
     public key that the reader trusts, the certificate must have a signature by that key. Without
     it the best answer is `CONSISTENT`: whoever can write all files can forge them consistently.
+    If nothing contradicts the certificate but a file is missing, such as the ledger that paid, the
+    answer is `INCOMPLETE`. `ledger` says where that ledger, or a copy of it, is.
     """
-    place = Path(path)
-    folder = place if place.is_dir() else place.parent
-    file = folder / CERTIFICATE if place.is_dir() else place
-    is_run = (place.is_dir() or file.name == CERTIFICATE) and RunFolder(folder).is_finished
-    trusted = None if key is None else _public_key(Path(key))
-    text = read_text(file)
+    place, trusted = _Place.of(path), None if key is None else _public_key(Path(key))
+    if ledger is not None and not Path(ledger).is_file():
+        raise LedgerError(f"there is no ledger at {ledger}.")
+    text = read_text(place.file)
     certificate: dict[str, Any] = {}  # Any: JSON values
     try:
-        found = parse_json(text, name=file.name)
+        found = parse_json(text, name=place.file.name)
         certificate = found if isinstance(found, dict) else {}
-        problems = verify_run(folder) if is_run else verify(found, folder=folder)
+        problems = place.problems(found, ledger=ledger)
     except ValueError as wrong:
-        problems = [Problem(file.name, str(wrong))]
-    if place.is_dir() and not is_run:
-        missing = "does not exist, so this is no finished run; name a certificate file to check it"
-        problems.append(Problem("facts.json", f"{missing} alone"))
-    beside = file.with_suffix(".sig")
-    signer = None
+        problems = [Problem(place.file.name, str(wrong))]
+    beside, signer = place.signature, None
     if beside.is_file():
         signer, wrong = _signer(beside, text, certificate.get("issuer"), trusted)
         problems += [] if wrong is None else [Problem(beside.name, wrong)]
@@ -138,8 +143,45 @@ def judge(path: str | Path, *, key: str | Path | None = None) -> Verdict:
         problems.append(Problem(beside.name, "does not exist: the certificate is not signed"))
     elif certificate.get("issuer") is not None:
         problems.append(Problem("issuer", "is named, but the certificate is not signed"))
-    word = REFUTED if problems else (AUTHENTICATED if trusted is not None else CONSISTENT)
-    return Verdict(word, problems, certificate, signer if not problems else None)
+    unchecked = [one for one in problems if one.is_missing]
+    problems = [one for one in problems if not one.is_missing]
+    word = INCOMPLETE if unchecked else (CONSISTENT if trusted is None else AUTHENTICATED)
+    signer = None if problems else signer
+    return Verdict(REFUTED if problems else word, problems, certificate, signer, unchecked)
+
+
+class _Place(NamedTuple):
+    """Where a certificate is: in the folder of a finished run, or a file of its own."""
+
+    file: Path
+    is_folder: bool
+    is_run: bool
+
+    @classmethod
+    def of(cls, path: str | Path) -> "_Place":
+        """Return the place that `path` names: a folder, or a certificate file."""
+        given = Path(path)
+        file = given / CERTIFICATE if given.is_dir() else given
+        is_run = file.name == CERTIFICATE and RunFolder(file.parent).is_finished
+        return cls(file, given.is_dir(), is_run)
+
+    @property
+    def signature(self) -> Path:
+        return self.file.with_suffix(".sig")
+
+    def problems(
+        self, certificate: Any, *, ledger: str | Path | None = None
+    ) -> list[Problem]:  # Any: JSON values
+        """Return what contradicts the certificate or is missing, signatures aside."""
+        if self.is_run:
+            return verify_run(self.file.parent, ledger=ledger)
+        found = verify(certificate, folder=self.file.parent)
+        if self.is_folder:
+            no_run = "does not exist, so this is no finished run; name a certificate file to check"
+            found.append(Problem("facts.json", f"{no_run} it alone"))
+        if ledger is not None and not any(not one.is_missing for one in found):
+            found += check_payments(certificate, ledger)
+        return found
 
 
 def fingerprint(public: bytes) -> str:

@@ -32,6 +32,7 @@ from tacit import events as ev
 from tacit._arrays import Floats, Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, Relation
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng, Seed, generator
@@ -85,6 +86,7 @@ class Terms:
         """Return the terms that a user gave, checked and with defaults filled in."""
         ledger = terms.get("ledger")
         delta = terms.get("delta", 0.0)
+        WeakGuarantee.issue(epsilon=terms["epsilon"])
         if not isinstance(delta, int | float) or delta != 0 or isinstance(delta, bool):
             delta = in_open_unit(delta=delta, advice="0 asks for pure differential privacy.")
         return cls(

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
-from tacit.events import Event
+from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
@@ -102,6 +102,7 @@ class RunState:
         self._sums: ReleasedSums | None = None  # since the first checkpoint
         self._is_unreleased = False  # nothing of the steps after the loaded checkpoint got out
         self._tags = ""  # which series of tags this run adds to
+        self._repaid: dict[str, Event] = {}  # lost steps that were paid again, by ledger hash
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")
@@ -142,6 +143,7 @@ class RunState:
             "noise": self._noise.state(),
             "mean": self._mean and self._mean.state(),
             "tags": self._tags,
+            "repaid": {name: event.to_dict() for name, event in self._repaid.items()},
         }
 
     def load_state_dict(
@@ -205,6 +207,8 @@ class RunState:
         if "salt" in state:  # since version 2
             self._salt = Key(bytes.fromhex(state["salt"]))
         self._use(Key(bytes.fromhex(state["key"])))
+        self._repaid = {name: from_dict(event) for name, event in state.get("repaid", {}).items()}
+        self._read_repaid()
         self._noise.load_state(state.get("noise"))
         if self._mean is not None:
             self._mean.load_state(state["mean"])
@@ -224,6 +228,12 @@ class RunState:
     def generator(self) -> str:
         """The random generator of the noise: "cryptographic" or "statistical", and its name."""
         return self._noise.generator(self._lots.records.device)
+
+    @property
+    def payments(self) -> list[Entry]:
+        """The entries of the ledger for this run: its plan, and lost steps that were paid again."""
+        notes = _note(self._run), _lost_note(self._run)
+        return [entry for entry in self.ledger.history() if entry.note.startswith(notes)]
 
     def _check_resumed(self) -> None:
         """Compare a resumed run with its checkpoint; if they differ, take a fresh key and pay."""
@@ -336,8 +346,8 @@ class RunState:
         lost = max(lost_steps, taken - self.steps_taken)
         event = _lost_event(self._plan, self.steps_taken, lost)
         if event != EventSequence(()):
-            note = f"lost steps of run {self._run}"
-            self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
+            self._ranks.on_first(lambda: self.ledger.spend(event, note=_lost_note(self._run)))
+            self._read_repaid()
         key, sums = self._ranks.share(Key.fresh()), ReleasedSums(self.ledger.path, self._run)
 
         def take_over() -> None:
@@ -353,6 +363,20 @@ class RunState:
         self._noise.start_anew(self.steps_taken)
         self._sums, self._loaded, self._loaded_at, self._is_replay = sums, None, None, False
         return lost
+
+    def _read_repaid(self) -> None:
+        """Add the payments for lost steps of this run, by any process, to those that are known.
+
+        A checkpoint from before a restart does not hold what the restart paid; the ledger does.
+        """
+        found = [entry for entry in self.payments if entry.kind == "spend"]
+        self.ledger.used.update(entry.id for entry in found)
+        self._repaid |= self._ranks.share({entry.hash: entry.event for entry in found})
+
+    def _with_repaid(self, training: Event) -> Event:
+        """Return one event of `training` and of the lost steps that were paid again."""
+        repaid = tuple(self._repaid.values())
+        return EventSequence((training, *repaid)) if repaid else training
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -563,6 +587,10 @@ def _reserved_entry(ledger: Ledger, event: Event, run: str) -> Entry | None:
 
 def _note(run: str) -> str:
     return f"DP-SGD run {run}"
+
+
+def _lost_note(run: str) -> str:
+    return f"lost steps of run {run}"
 
 
 class OneStep:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit import accounting
+from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.training.callbacks import Callback, ReleasedStep
 from tacit.training.checkpoint import RunState
@@ -63,7 +64,7 @@ class EpochLoops(RunState):
     """The methods of a private run that follow its epochs and its price. Base of `Private`."""
 
     _reports: "StepReports | None"
-    _priced: dict[tuple[int, float], float]
+    _priced: dict[tuple[Event, float], float]
     _isolation: "Isolation"
 
     def epochs(self) -> Iterator[Epoch]:
@@ -88,29 +89,34 @@ class EpochLoops(RunState):
     def epsilon_at(self, step: int, *, delta: float) -> float:
         """Return the epsilon at `delta` of a run planned to end after `step` steps.
 
-        It is the exact price of the first `step` steps of the plan and of the releases in `also`;
-        for samplers that are priced by the epoch, of the epochs begun. At `private.steps` it equals
-        `private.epsilon`. The run itself costs `private.epsilon` from its first step on, also if it
-        is stopped early because of its results. Results are kept, so that asking again is free.
+        It is the exact price of the first `step` steps of the plan, of the releases in `also`, and
+        of lost steps that restarts paid again; for samplers that are priced by the epoch, of the
+        epochs begun. At `private.steps` it equals `private.epsilon`. The run itself costs
+        `private.epsilon` from its first step on, also if it is stopped early because of its
+        results. Results are kept, so that asking again is free.
         """
         plan = self._plan
         if not isinstance(step, int) or not 0 <= step <= plan.steps:
             raise ValueError(f"step must be a whole number from 0 to {plan.steps}, got {step!r}.")
         if self._isolation.is_void:
             return math.inf
-        if (step, delta) not in self._priced:
-            shorter = plan.event_of(plan.noise_multipliers[:step]) if step else EventSequence(())
-            event = plan.event if step == plan.steps else plan.together(shorter)
-            self._priced[step, delta] = accounting.epsilon(
+        training = plan.training_event
+        if step < plan.steps:
+            training = plan.event_of(plan.noise_multipliers[:step]) if step else EventSequence(())
+        event = plan.together(self._with_repaid(training))
+        if (event, delta) not in self._priced:
+            self._priced[event, delta] = accounting.epsilon(
                 event, delta=delta, relation=self.ledger.relation
             )
-        return self._priced[step, delta]
+        return self._priced[event, delta]
 
     def epsilon(self, *, delta: float) -> float:
         """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
-        Stopping early because of the results does not make the run cheaper. It is infinite if
-        examples were seen to influence each other: the releases of such a run have no guarantee.
+        It includes lost steps that a restart has paid again, so it can exceed the epsilon that the
+        run was planned for. Stopping early because of the results does not make the run cheaper. It
+        is infinite if examples were seen to influence each other: the releases of such a run have
+        no guarantee.
         """
         return self.epsilon_at(self._plan.steps, delta=delta)
 
@@ -119,12 +125,13 @@ class EpochLoops(RunState):
         """Public facts on the run, by name. Losses, norms and lot sizes are private: left out.
 
         If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
-        is the noise of the gradient's sum.
+        is the noise of the gradient's sum. `repaid` describes lost steps that were paid again.
         """
         bands = len(self._plan.column)
         return {
             **({"bands": bands} if bands > 1 else {}),
             **({"gradient_factor": factor} if (factor := self._plan.gradient_factor) > 1 else {}),
+            **({"repaid": [str(event) for event in self._repaid.values()]} if self._repaid else {}),
             "step": self.steps_taken,
             "steps": self._plan.steps,
             "clip_norms": list(self._clip().clip_norms),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tacit import sampling
 from tacit._check import positive, whole
 from tacit.accounting import calibrate, for_group
-from tacit.errors import UnsupportedEvent
+from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -285,6 +285,7 @@ def make_plan(
             f"batch_size must be <= n_records, got {batch_size} and {n_records}: "
             "a lot cannot be expected to hold more records than there are."
         )
+    WeakGuarantee.issue(epsilon=epsilon, delta=delta, n_records=n_records)
     count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
     column = (1.0,)
     if noise is not None or isinstance(sampler, RunSampler):

@@ -206,13 +206,16 @@ class Private(ForeignLoops):
 
     @property
     def event(self) -> Event:
-        """Event to price: the training steps and the `also` events given to `make_private`."""
-        return self._plan.event
+        """Event to price: `training_event` and the `also` events given to `make_private`."""
+        return self._plan.together(self.training_event)
 
     @property
     def training_event(self) -> Event:
-        """Event of the training steps alone, which is what the run pays to the ledger."""
-        return self._plan.training_event
+        """Event of the training steps, which is what the run pays to the ledger.
+
+        It includes steps that were lost at a restart and paid again (`load_state_dict`).
+        """
+        return self._with_repaid(self._plan.training_event)
 
     @property
     def noise_multiplier(self) -> float:

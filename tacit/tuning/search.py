@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from tacit._check import in_open_unit, positive, whole
+from tacit.errors import WeakGuarantee
 from tacit.events import Event
 from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import generator
@@ -126,6 +127,8 @@ class PrivateSearch(BaseEstimator):
             self.ledger.require_unit(is_user=False)
         split = split_of(self.holdout)
         records = PrivateRecords(X, np.asarray(y))
+        n_records = self._n_records(len(records.y))
+        WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
         candidates = self._candidates(records, split, public)
         with self._paid_once(records, candidates) as seed:
             is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))

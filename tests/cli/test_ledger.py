@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import tacit
 from tacit import Budget, Ledger
 from tacit.cli import app
-from tacit.events import Gaussian, Laplace, Repeated
+from tacit.cli._shared import round_down
+from tacit.errors import BudgetExceeded
+from tacit.events import Gaussian, Laplace, PoissonSampled, Repeated
 
 
 @pytest.fixture
@@ -34,10 +37,34 @@ def test_show_lists_entries_and_what_is_left(file: Path) -> None:
         "[bold]mean[/] age",  # notes are text, never markup
         "plan: 5 x [Gaussian noise, multiplier 60]",
         "epsilon 1, delta 1e-05 (add_remove, per patient)",
-        "Spent:",
-        "Left:",
+        "if all entries were planned before the first result was seen",
+        "The next run alone may cost",
     ):
         assert text in result.output
+
+
+def test_what_the_next_run_may_cost_is_admitted_and_little_more_is_not(tmp_path: Path) -> None:
+    step, budget = PoissonSampled(0.01, Gaussian(1.0)), Budget(4.0, 1e-6)
+    path = tmp_path / "a.ledger"
+    assert "The first run may cost" not in ledger_verb("show", path).output
+    with Ledger(path, budget) as ledger:
+        assert "The first run may cost up to epsilon 4" in ledger_verb("show", path).output
+        ledger.plan(Repeated(step, 500))
+    text = ledger_verb("show", path).output
+    shown = json.loads(ledger_verb("show", path, "--json").stdout)
+    first, gaussian, pure = (one["epsilon"] for one in shown["next"])
+    assert shown["spent"]["epsilon"] < 1.6 < pure + gaussian + first
+    assert f"epsilon {round_down(first, 4)} if it is a run like the first" in text
+    with Ledger(path) as ledger:
+        copies = ledger.remaining().copies
+        assert first == tacit.epsilon(Repeated(step, copies), delta=1e-6)
+        with pytest.raises(BudgetExceeded, match="a run like the first"):
+            ledger.plan(Repeated(step, copies + 1))
+        ledger.plan(Repeated(step, copies))
+        with pytest.raises(BudgetExceeded):
+            ledger.plan(step)
+    shown = json.loads(ledger_verb("show", path, "--json").stdout)
+    assert shown["spent"]["epsilon"] <= 4.0  # the odometer alone may be above the budget
 
 
 def test_show_speaks_json(file: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.errors import LedgerError
 from tacit.experiments import Facts, Recipe, RunFolder, file_hash, train
 from tacit.report import check_run, judge, new_key, sign, verify_run, write_certificate, write_page
 from tacit.report.certificate import seal
-from tacit.report.signature import AUTHENTICATED, CONSISTENT, REFUTED
+from tacit.report.signature import AUTHENTICATED, CONSISTENT, INCOMPLETE, REFUTED
 
 RECIPE = "[training]\nbatch_size = 360\nepochs = 1\n[run]\nbaseline_steps = 0\n"
 PARTS = ("model.safetensors", "recipe.toml", "run.ledger", "facts.json", "metrics.jsonl")
@@ -163,6 +164,50 @@ def test_a_certificate_file_alone_is_authenticated_or_refuted(made, key, tmp_pat
     assert judge(tmp_path / "certificate.json", key=key).word == REFUTED
 
 
+def test_a_run_is_checked_with_a_ledger_that_arrives_beside_it(made, folder, key, tmp_path):
+    """The ledger of a data set is not in the folder; whoever gets the folder may get a copy."""
+    ledger = (folder / "run.ledger").rename(tmp_path / "clinic.ledger")
+    found = judge(folder, key=key)
+    assert (found.word, found.problems, found.key is None) == (INCOMPLETE, [], False)
+    assert [one.field for one in found.unchecked] == ["ledger"]
+    assert judge(folder, key=key, ledger=ledger).word == AUTHENTICATED
+    assert judge(folder, ledger=made / "other" / "run.ledger").word == REFUTED
+    with pytest.raises(LedgerError, match="no ledger at"):
+        judge(folder, ledger=tmp_path / "absent.ledger")
+    (folder / "run.ledger").write_text(
+        "tacit ledger on a server\npostgresql://nowhere.invalid/x#y\n"
+    )
+    assert judge(folder).word == INCOMPLETE  # a received folder does not choose whom to call
+    (folder / "run.ledger").unlink()
+
+    run = CliRunner().invoke(app, ["verify", str(folder)])
+    assert run.exit_code == 2
+    assert "incomplete: epsilon" in run.output
+    assert "nothing was compared with it" in run.output
+    run = CliRunner().invoke(app, ["verify", str(folder), "--json"])
+    assert [one["field"] for one in json.loads(run.stdout)["unchecked"]] == ["ledger"]
+    run = CliRunner().invoke(app, ["verify", str(folder), "--ledger", str(ledger)])
+    assert run.exit_code == 0, run.output
+    (folder / "facts.json").write_text(
+        (folder / "facts.json").read_text().replace('"record"', '"person"')
+    )
+    assert judge(folder).word == REFUTED  # the rest is checked without the ledger too
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "recipe.toml", "metrics.jsonl"])
+def test_a_missing_file_is_no_contradiction(folder, name):
+    (folder / name).unlink()
+    assert judge(folder).word == INCOMPLETE
+
+
+def test_a_certificate_without_its_model_is_incomplete(made, key, tmp_path):
+    for name in ("certificate.json", "certificate.sig"):
+        shutil.copy(made / "run" / name, tmp_path)
+    assert judge(tmp_path / "certificate.json", key=key).word == INCOMPLETE
+    run = CliRunner().invoke(app, ["verify", str(tmp_path / "certificate.json")])
+    assert (run.exit_code, "model.safetensors does not exist" in run.output) == (2, True)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_of_another_run_is_found(made, folder, key, name):
     shutil.copy(made / "other" / name, folder / name)
@@ -263,7 +308,9 @@ def test_a_report_keeps_a_signature_that_still_holds_and_removes_one_that_does_n
     audit = {"passes": True, "bounds": [], "tests": [], "model_sha256": facts["model_sha256"]}
     (folder / "audit.json").write_text(json.dumps(audit))
     assert judge(folder, key=key).word == REFUTED  # the certificate says nothing of this audit
-    write_page(folder)
+    with pytest.warns(UserWarning, match="was removed. Sign it again: tacit sign"):
+        page = write_page(folder)
+    assert "there are no lower bounds on epsilon" in page.read_text()  # this audit has none
     assert not (folder / "certificate.sig").exists()
     certificate = json.loads((folder / "certificate.json").read_text())
     assert certificate["context"]["audit"] == {

@@ -139,6 +139,31 @@ def test_lost_steps_are_paid_and_the_noise_is_fresh(problem):
     assert len(ledger.history()) == 2
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["one ledger", "a new ledger each time"])
+def test_the_price_of_a_run_has_the_lost_steps_of_every_restart(problem, shared):
+    """The checkpoint keeps what an earlier ledger was paid, and the ledger what came after it."""
+    ledger = tacit.Ledger()
+    case = problem(steps=6, ledger=ledger)
+    planned = case.private.epsilon(delta=1e-5)
+    train(case, stop=2)
+    early = state = saved(case)
+    for count in (5, 6, 4):  # at least the 4 that the ledger has ticked off, in one ledger
+        case = problem(steps=6, ledger=ledger if shared else tacit.Ledger())
+        load(case, state, lost_steps=count)
+        state = early if shared else saved(case)
+    step = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
+    lost = 4 + 4 + 4  # never more than the steps that remain
+    assert tacit.accounting.flatten(case.private.event) == {step: 6 + lost}
+    assert tacit.accounting.flatten(case.private.training_event) == {step: 6 + lost}
+    epsilon = case.private.epsilon(delta=1e-5)
+    assert epsilon == tacit.epsilon(ev.Repeated(step, 6 + lost), delta=1e-5) > planned
+    assert case.private.epsilon_at(6, delta=1e-5) == epsilon
+    assert case.private.epsilon_at(0, delta=1e-5) == tacit.epsilon(
+        ev.Repeated(step, lost), delta=1e-5
+    )
+    assert len(case.private.info["repaid"]) == 3
+
+
 def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(problem):
     # Its noise was, or will be, on the lot that the loaded key draws.
     case, state = problem(seed=1), saved(problem(seed=2))

@@ -164,6 +164,10 @@ def test_releases_of_all_keys_are_never_more_than_what_was_paid(problem, tmp_pat
         train(back)
     train(third)
     assert [entry.event.count for entry in third.private.ledger.history()] == [20, 3, 5]
+    ((step, count),) = tacit.accounting.flatten(third.private.event).items()
+    assert (count, back.private.event) == (28, third.private.event)  # both restarts know of both
+    whole = tacit.epsilon(tacit.events.Repeated(step, 28), delta=1e-5)
+    assert third.private.epsilon(delta=1e-5) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("options", [{}, {"lost_steps": 4}], ids=["automatic", "lost_steps"])
