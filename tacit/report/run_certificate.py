@@ -268,8 +268,9 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     privacy = recipe.privacy
     if privacy.delta and privacy.delta != facts.delta:  # a pure guarantee is stated at any delta
         yield Problem("facts.delta", "is not that of the recipe")
-    if recipe.method == "dp-sgd":
-        for name, value in recipe.to_dict().get("training", {}).items():
+    trained = {"dp-sgd": "training", "finetune": "finetune"}.get(recipe.method)
+    if trained is not None:
+        for name, value in recipe.to_dict().get(trained, {}).items():
             stated = facts.hyperparameters.get(name)
             if stated != (list(value) if isinstance(value, tuple) else value):
                 yield Problem(f"facts.hyperparameters.{name}", "is not that of the recipe")
