@@ -40,8 +40,8 @@ def public_lines(text: Path, packages: Path) -> list[str]:
     return [line.lower() for line in lines]
 
 
-def decoder(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int = 3):
-    """Return a Llama of about a million weights, with tied embeddings and random weights."""
+def decoder(tokenizer: PreTrainedTokenizerFast, *, width: int = 64, layers: int = 2):
+    """Return a Llama of about 0.4 million weights, with tied embeddings and random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=11 * width // 4,
@@ -52,10 +52,10 @@ def decoder(tokenizer: PreTrainedTokenizerFast, *, width: int = 128, layers: int
     return LlamaForCausalLM(config)
 
 
-def pretrain(text: Path, packages: Path, out: Path, *, seconds: float, total: float) -> None:
+def pretrain(text: Path, packages: Path, out: Path, *, seconds: float, total: float) -> str | None:
     """Train the decoder to `total` CPU seconds, or for `seconds` on the clock, and save it.
 
-    Called again, it goes on where it stopped.
+    Called again, it goes on where it stopped. Returns what was trained, once it is done.
     """
     state_file, end = out / "pretraining.pt", time.monotonic() + seconds
     lines = public_lines(text, packages)
@@ -99,4 +99,7 @@ def pretrain(text: Path, packages: Path, out: Path, *, seconds: float, total: fl
     done = time.process_time() - started
     torch.save(state | {"spent": done, "step": step, "curve": curve}, state_file)
     model.save_pretrained(out)
-    print(f"{step} steps, {step * per_step:,} tokens, {done:.0f} CPU s, loss {loss:.3f}")
+    words = f"{model.num_parameters():,} weights, {step:,} steps on {step * per_step:,} tokens of "
+    words += f"public text in {done:.0f} CPU s, last loss {loss:.2f}"
+    print(words, flush=True)
+    return words if done >= total else None

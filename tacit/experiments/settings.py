@@ -1,7 +1,7 @@
 """Sections of a recipe as dataclasses: declared settings, their rules, and reading from TOML.
 
-A section is a frozen dataclass with the base `RecipeSection`. `setting` and `choice` declare a field
-with its default and the rule of its values. `from_table` makes a section from TOML values; an
+A section is a frozen dataclass with the base `RecipeSection`. `setting` and `choice` declare a
+field with its default and the rule of its values. `from_table` makes a section from TOML values; an
 unknown key raises an error that names the closest known one.
 """
 

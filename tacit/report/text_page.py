@@ -45,7 +45,8 @@ def _exposure(content: Any) -> Section:  # Any: JSON values
         "Made-up secrets were added to the training texts. Exposure measures how high a secret "
         f"ranks among {content['references']:,} others of the same form that were not added "
         "(Carlini et al. 2019). A model that has learned none of them has a mean of "
-        f"{content['chance']:.2f} bits. Each secret was added {content['repeats']} times, as records of their own."
+        f"{content['chance']:.2f} bits. Each secret was added "
+        f"{content['repeats']} times, as records of their own."
     )
     header = ("model", "secrets", "mean exposure", "largest", "p-value of nothing learned")
     return Section(name="canaries", title="Canaries", text=text, rows=rows, header=header)
