@@ -85,7 +85,7 @@ def sst2(train: str, epsilon: float, out: Path) -> dict:
 
 
 def head(out: Path) -> dict:
-    """Return the accuracy of a logistic regression on the pretrained decoder's last hidden state."""
+    """Return the accuracy of a logistic regression on the decoder's last hidden state."""
     from sklearn.linear_model import LogisticRegression
     from transformers import AutoModel, AutoTokenizer
 
@@ -156,7 +156,7 @@ def write(found: dict) -> None:
     curve = found.get("pretraining", {})
     intro = (
         "In miniature, on one CPU core beside other work: not the 12-million decoder, the full "
-        f"67,349 sentences or the GPU of the issue. Decoder: {curve.get('what', 'not trained yet')}. "
+        f"67,349 sentences or a GPU. Decoder: {curve.get('what', 'not trained yet')}. "
         f"SST-2: {RECORDS:,} of the 67,349 training sentences, {EPOCHS} epochs, {LENGTH} tokens, "
         "accuracy on the 872 dev sentences (standard error about 1.3 points), delta 1e-5, one seed."
     )
@@ -178,7 +178,7 @@ def write(found: dict) -> None:
     if "e2e" in found:
         one = found["e2e"]
         blocks.append(
-            f"## E2E\n\n4,672 records of the dev part, 3 epochs, full, epsilon {one['epsilon']:.2f}: "
+            f"## E2E\n\n4,672 records of the dev part, 3 epochs, epsilon {one['epsilon']:.2f}: "
             f"perplexity of reference tokens on 300 test records {one['perplexity']:.2f}, without "
             f"privacy {one['plain']:.2f} (batch {one['batch']}, {one['steps']} steps, noise "
             f"{one['noise']:.3f})."
