@@ -320,13 +320,18 @@ class FinetuneSession(Session):
         )
 
     @property
+    def _own(self) -> FinetuneLoop:
+        assert isinstance(self.loop, FinetuneLoop)
+        return self.loop
+
+    @property
     def batch_size(self) -> int:
         """Expected records of a lot, by which epochs are counted."""
         return self.plan.chosen.batch_size
 
     def _score(self) -> Metric:
         return _metrics(
-            scores_of(self.loop, self.dataset.x_test, self.dataset.y_test), self.dataset
+            scores_of(self._own, self.dataset.x_test, self.dataset.y_test), self.dataset
         )
 
     def finish(self, baseline: Sequence[Metric]) -> Facts:
@@ -385,7 +390,7 @@ class FinetuneSession(Session):
         terms |= {"rng": rng_of(self.recipe, 2), "records_per_person": dataset.records_per_person}
 
         def pay() -> PaidScores:
-            found = scores_of(self.loop, dataset.x_test, dataset.y_test)
+            found = scores_of(self._own, dataset.x_test, dataset.y_test)
             if self.materials.is_causal:
                 return score_losses(found.losses, upper=text.loss_upper, **terms)
             logits = found.logits
@@ -403,7 +408,7 @@ class FinetuneSession(Session):
             for number in range(asked.count if self.materials.is_causal else 0):
                 with self.loop.released():
                     found = write_text(
-                        next_logits(self.loop),
+                        next_logits(self._own),
                         start,
                         end=self.materials.tokenizer.eos_token_id,
                         tokens=asked.tokens,
@@ -425,7 +430,7 @@ class FinetuneSession(Session):
         self.folder.write(EXPOSURE, json.dumps(content | {"models": found}, indent=2) + "\n")
 
     def _exposure(self, model: nn.Module) -> dict[str, Any]:  # Any: JSON values
-        packing, loss = self.materials.packing, self.loop.loss
+        packing, loss = self.materials.packing, self._own.loss
         packing = replace(packing, settings=replace(packing.settings, person="", prompt=""))
 
         def losses(texts: Sequence[str]) -> list[float]:
@@ -453,6 +458,7 @@ class FinetuneSession(Session):
         epochs = self.recipe.finetune.epochs
         steps = min(run.baseline_steps, math.ceil(epochs * len(ids) / _TWIN_BATCH))
         rows: list[Metric] = []
+        order = torch.empty(0, dtype=torch.int64)
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = run.baseline_rate * (1 - (step - 1) / steps)
@@ -460,13 +466,13 @@ class FinetuneSession(Session):
                 order = torch.randperm(len(ids), generator=generator)
             batch = order[start : start + _TWIN_BATCH]
             optimizer.zero_grad()
-            self.loop.loss(model, (ids[batch], targets[batch])).mean().backward()
+            self._own.loss(model, (ids[batch], targets[batch])).mean().backward()
             optimizer.step()
             if step % max(1, steps // _TWIN_ROWS) == 0 or step == steps:
                 row: Metric = {"step": step, "epoch": round(step * _TWIN_BATCH / len(ids), 4)}
                 if dataset.is_test_public:
                     with evaluating(model):
-                        found = score(model, self.loop.loss, dataset.x_test, dataset.y_test)
+                        found = score(model, self._own.loss, dataset.x_test, dataset.y_test)
                     row |= _metrics(found, dataset)
                 rows.append(row)
         return rows

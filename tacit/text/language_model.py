@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tacit.text.text_records import IGNORED
+from tacit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedTokenizerBase
 
     from tacit.experiments import FinetuneSettings, LanguageModelSettings, Recipe
 
@@ -32,7 +32,7 @@ Files = dict[str, bytes]
 def build_model(
     settings: "LanguageModelSettings",
     finetune: "FinetuneSettings",
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     *,
     root: Path,
     n_classes: int | None,
@@ -62,12 +62,12 @@ def build_model(
 def _base(
     settings: "LanguageModelSettings",
     task: str,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     root: Path,
     n_classes: int | None,
 ) -> Any:  # Any: a model of transformers, whose classes have no common type with generate
     import torch
-    from transformers import (
+    from transformers import (  # pyright: ignore[reportMissingImports]  # of the extra `text`
         AutoConfig,
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
@@ -77,8 +77,8 @@ def _base(
     kind = AutoModelForCausalLM if is_causal else AutoModelForSequenceClassification
     if bool(settings.path) == bool(settings.config):
         raise ValueError("language_model needs either path, a folder, or config, a table.")
+    folder = root / settings.path
     if settings.path:
-        folder = root / settings.path
         if not (folder / "config.json").is_file():
             raise ValueError(f"language_model.path: there is no model in {folder}.")
         config = AutoConfig.from_pretrained(
@@ -118,7 +118,11 @@ def _base(
 
 
 def _with_lora(model: Any, settings: "FinetuneSettings") -> Any:  # Any: as above
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import (  # pyright: ignore[reportMissingImports]  # of the extra `text`
+        LoraConfig,
+        TaskType,
+        get_peft_model,
+    )
 
     is_causal = settings.task == "causal"
     config = LoraConfig(
@@ -307,7 +311,7 @@ def evaluating(model: "nn.Module") -> Iterator["nn.Module"]:
 
 
 def saved_files(
-    model: Any, tokenizer: "PreTrainedTokenizerBase", recipe: "Recipe"
+    model: Any, tokenizer: Tokenizer, recipe: "Recipe"
 ) -> Files:  # Any: a model of transformers or peft
     """Return the files that `save_pretrained` writes, with the recipe in the header of the weights.
 
@@ -348,7 +352,7 @@ def _is_close(alone: "Tensor", beside: "Tensor") -> bool:
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Keep transformers from drawing progress bars in the block."""
-    from transformers.utils import logging
+    from transformers.utils import logging  # pyright: ignore[reportMissingImports]  # as above
 
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

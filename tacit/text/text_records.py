@@ -21,15 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tacit.datasets import Dataset, PersonRows
+from tacit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from tacit.experiments import TextSettings
 
 IGNORED = -100
@@ -76,7 +75,7 @@ def public_lines(path: Path) -> list[str]:
 class Packing:
     """How texts become sequences: by unit, cut at `length` tokens and padded on the right."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     settings: "TextSettings"
     is_causal: bool
 
@@ -99,7 +98,7 @@ class Packing:
         for number, text in enumerate(texts):
             units.setdefault(text.person if self.settings.person else str(number), []).append(text)
         length = self.settings.length
-        rows: list[tuple[list[int], object, str]] = []
+        rows: list[tuple[list[int], Any, str]] = []
         for unit, own in units.items():
             rows += [(ids, target, unit) for ids, target in self._of_unit(own)]
         ids = np.full((len(rows), length), self.tokenizer.pad_token_id, np.int64)
@@ -113,7 +112,9 @@ class Packing:
                 targets[row] = target
         return Sequences(ids, targets, tuple(unit for _, _, unit in rows))
 
-    def _of_unit(self, texts: Sequence[Text]) -> list[tuple[list[int], object]]:
+    def _of_unit(
+        self, texts: Sequence[Text]
+    ) -> list[tuple[list[int], Any]]:  # Any: targets or a class
         """Return the sequences of one unit: ids and their targets, or ids and a class."""
         most, length = self.settings.sequences_per_person, self.settings.length
         if not self.is_causal:
@@ -204,9 +205,11 @@ def _split(texts: list[Text], settings: "TextSettings") -> tuple[list[Text], lis
 
 def _rows(path: Path, column: str) -> Iterator[Mapping[str, object]]:
     if path.is_dir():
-        from datasets import load_from_disk
+        from datasets import (  # pyright: ignore[reportMissingImports]  # of the extra `text`
+            load_from_disk,
+        )
 
-        yield from load_from_disk(str(path))  # type: ignore[misc]  # a Dataset, not a dictionary
+        yield from load_from_disk(str(path))
         return
     kind = _format(path)
     stream = _opened(path)

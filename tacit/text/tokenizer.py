@@ -6,31 +6,31 @@ in it. So a tokenizer is never trained on the private records, and nothing here 
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tacit._check import whole
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+Tokenizer = Any  # Any: a tokenizer of transformers, which is imported on use
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def train_tokenizer(public: Iterable[str], *, size: int) -> "PreTrainedTokenizerBase":
+def train_tokenizer(public: Iterable[str], *, size: int) -> Tokenizer:
     """Return a byte-level BPE tokenizer of at most `size` tokens, trained on public texts only.
 
     Every text can be encoded, since single bytes are tokens.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    import tokenizers as tok  # pyright: ignore[reportMissingImports]  # of the extra `text`
+    from transformers import (  # pyright: ignore[reportMissingImports]  # likewise
+        PreTrainedTokenizerFast,
+    )
 
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = tok.pre_tokenizers.ByteLevel.alphabet()
     least = len(alphabet) + len(_SPECIAL)
     whole(size=size, least=least)
-    tokenizer = Tokenizer(models.BPE(unk_token=_SPECIAL["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    tokenizer = tok.Tokenizer(tok.models.BPE(unk_token=_SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = tok.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = tok.decoders.ByteLevel()
+    trainer = tok.trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=list(_SPECIAL.values()),
         initial_alphabet=alphabet,
@@ -40,9 +40,9 @@ def train_tokenizer(public: Iterable[str], *, size: int) -> "PreTrainedTokenizer
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **_SPECIAL)
 
 
-def read_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a local folder, with a token for padding and one for the end."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]  # of `text`
 
     try:
         found = AutoTokenizer.from_pretrained(

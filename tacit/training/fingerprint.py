@@ -242,10 +242,9 @@ def _stored_items(value: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
     A dictionary with an `items` of its own may compute them, as transformers does to import all of
     its models. Then what it stores counts, and the code that computes the rest.
     """
-    for kind in (OrderedDict, dict):
-        if isinstance(value, kind):
-            return kind.items(value)
-    return value.items()
+    if isinstance(value, OrderedDict):
+        return OrderedDict.items(value)
+    return dict.items(value) if isinstance(value, dict) else value.items()
 
 
 def _attributes(value: Any, names: set[str]) -> list[tuple[str, Any]]:

@@ -164,7 +164,8 @@ def test_padding_does_not_matter_to_an_encoder(root):
     made = _materials(recipe(BERT, text=CLASSES, finetune=CLASSIFY), root)
     model = made.model(0)
     assert made.loss(model).has_mask
-    assert not made.loss(_materials(recipe(), root).model(0)).has_mask
+    decoder = _materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
+    assert not decoder.loss(decoder.model(0)).has_mask
 
 
 def test_losses_by_sequence_and_by_token(root):
