@@ -90,6 +90,7 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 
 def test_the_verbs_are_exactly_these():
-    verbs = "advise audit calibrate curve demo epsilon experiment finetune ledger local pate predict"
-    verbs += " recipes regress report schema sign summarize surface sweep train transfer tune verify"
+    verbs = "advise audit calibrate curve demo epsilon experiment finetune ledger local pate"
+    verbs += " predict recipes regress report schema sign summarize surface sweep train transfer"
+    verbs += " tune verify"
     assert sorted(VERBS) == verbs.split()
