@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         report,
         sampling,
         summaries,
+        text,
         training,
         tuning,
     )
@@ -69,6 +70,7 @@ __all__ = [
     "report",
     "sampling",
     "summaries",
+    "text",
     "training",
     "tuning",
 ]

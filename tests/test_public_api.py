@@ -10,7 +10,7 @@ NAMES = {
     "tacit": """
         Budget Ledger Relation __version__ accounting auditing bracket calibrate datasets delta
         epsilon errors events experiments ledger local make_private mechanisms pate regression
-        report sampling summaries training tuning
+        report sampling summaries text training tuning
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
@@ -90,6 +90,7 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 
 def test_the_verbs_are_exactly_these():
-    verbs = "advise audit calibrate curve demo epsilon experiment ledger local pate predict recipes"
-    verbs += " regress report schema sign summarize surface sweep train transfer tune verify"
+    verbs = "advise audit calibrate curve demo epsilon experiment finetune ledger local pate"
+    verbs += " predict recipes regress report schema sign summarize surface sweep train transfer"
+    verbs += " tune verify"
     assert sorted(VERBS) == verbs.split()

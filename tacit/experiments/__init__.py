@@ -24,22 +24,28 @@ from tacit.experiments.data import HopelessTable, count_records
 from tacit.experiments.facts import (
     ADVERSARY,
     AUDIT,
+    EXPOSURE,
     FACTS,
+    FINETUNE,
     RECIPE,
+    SAMPLES,
     SUMMARY,
     Facts,
     Metric,
     SeedValue,
     Touch,
     Utility,
+    claim_fields,
     file_hash,
     ledger_state,
+    majority_share,
     package_hash,
     seal_of,
     versions,
 )
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
+from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_losses
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
@@ -58,32 +64,55 @@ from tacit.experiments.regression_studies import (
 )
 from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
+from tacit.experiments.table_check import rng_of
+from tacit.experiments.text_settings import (
+    CanarySettings,
+    FinetuneSettings,
+    LanguageModelSettings,
+    SampleSettings,
+    TextSettings,
+)
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
     from tacit.experiments.replay import Replayed, replay_run
-    from tacit.experiments.training_run import OnProgress, Progress, train
+    from tacit.experiments.training_loop import users_of
+    from tacit.experiments.training_run import (
+        OnProgress,
+        Progress,
+        Session,
+        ledger_of_rank,
+        take_folder,
+        train,
+    )
     from tacit.experiments.tuned_run import SEARCH, tune
 
 __all__ = [
     "ADVERSARY",
     "AUDIT",
+    "EXPOSURE",
     "FACTS",
+    "FINETUNE",
     "MOST_OUTSIDE",
     "RECIPE",
+    "SAMPLES",
     "SEARCH",
     "SUMMARY",
     "SWEEP",
     "Advice",
     "Ascent",
+    "CanarySettings",
     "Coefficients",
     "ErrorCurve",
     "Facts",
+    "FinetuneSettings",
     "HopelessTable",
+    "LanguageModelSettings",
     "LogitStudy",
     "Metric",
     "OnProgress",
+    "PaidScores",
     "Point",
     "Predictions",
     "Progress",
@@ -93,32 +122,42 @@ __all__ = [
     "Replayed",
     "RunAudit",
     "RunFolder",
+    "SampleSettings",
     "SeedValue",
+    "Session",
     "Study",
     "StudyTerms",
     "Summary",
     "Sweep",
     "SweepRun",
+    "TextSettings",
     "Touch",
     "Utility",
     "advise",
     "audit_run",
+    "claim_fields",
     "coefficients_of",
     "count_records",
     "file_hash",
+    "ledger_of_rank",
     "ledger_state",
     "line_data_sets",
     "load_model",
+    "majority_share",
     "package_hash",
+    "pay_once",
     "predict_table",
     "read_data_sets",
     "read_study_table",
     "read_vertices",
     "replay_run",
+    "rng_of",
     "run_pate",
     "run_regression",
     "run_summary",
     "run_transfer",
+    "score_classes",
+    "score_losses",
     "seal_of",
     "shipped",
     "study_frank_wolfe",
@@ -127,13 +166,17 @@ __all__ = [
     "study_migration",
     "sweep",
     "sweep_pate",
+    "take_folder",
     "train",
     "tune",
+    "users_of",
     "versions",
 ]
 
-_HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
+_TRAINING = ("OnProgress", "Progress", "Session", "ledger_of_rank", "take_folder", "train")
+_HOMES = dict.fromkeys(_TRAINING, "training_run")
 _HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
 _HOMES |= dict.fromkeys(("Replayed", "replay_run"), "replay")
 _HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
+_HOMES |= {"users_of": "training_loop"}
 __getattr__ = lazy(__name__, _HOMES)

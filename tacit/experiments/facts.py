@@ -47,7 +47,15 @@ CURVE = "by_answers.jsonl"
 CHECK = "check.json"
 EVALUATION = "evaluation.json"
 SUMMARY = "summary.json"
+SAMPLES = "samples.json"
+EXPOSURE = "exposure.json"
+_TEXT_FILES = {  # of a fine-tuned language model; the others come from `save_pretrained`
+    *(SAMPLES, EXPOSURE, "config.json", "adapter_config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json"),
+}
 
+FINETUNE = "DP-SGD fine-tuning"
+"""The method of runs that fine-tune a language model."""
 _STATED = 1e-10
 """Delta at which a pure guarantee is stated on certificates, which need one. Much smaller ones take
 seconds to price for the many releases of a summary."""
@@ -278,9 +286,10 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     The hashes of model, recipe and facts are sealed into the ledger as its last row, and the hash
     of that row becomes `ledger_head`. So none of these parts can be exchanged alone.
     """
-    uses_torch = facts.method == "DP-SGD"
+    uses_torch = facts.method in ("DP-SGD", FINETUNE)
     head = ledger.verify().head
     others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE, CHECK, EVALUATION} - {None}
+    others |= _TEXT_FILES if facts.method == FINETUNE else set()
     facts = replace(
         facts,
         model_sha256=file_hash(folder / facts.model_file),

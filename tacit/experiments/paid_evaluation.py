@@ -75,9 +75,7 @@ def score_classes(
     half of `epsilon`. If a person may have several records, which are not independent, intervals
     are about these records, not about the population they are from.
     """
-    terms: dict[str, Any] = {"ledger": ledger, "relation": ledger.relation, "rng": rng}
-    if records_per_person > 1:
-        terms |= {"records_per_person": records_per_person, "about": "records"}
+    terms = _terms(ledger, rng, records_per_person)
     parts = 1 if log_odds is None else 2
     found = [summaries.accuracy(y, predicted, epsilon=epsilon / parts, **terms)]
     if log_odds is not None:
@@ -104,6 +102,30 @@ def score_numbers(
         rng=rng,
     )
     return _paid([found])
+
+
+def score_losses(
+    losses: np.ndarray,
+    *,
+    upper: float,
+    epsilon: float,
+    ledger: Ledger,
+    rng: Rng | None = None,
+    records_per_person: int = 1,
+) -> PaidScores:
+    """Return the mean loss of private records, each clipped to [0, `upper`]."""
+    terms = _terms(ledger, rng, records_per_person)
+    found = summaries.mean(losses, bounds=(0.0, upper), epsilon=epsilon, **terms)
+    scores = _paid([found])
+    return scores._replace(scores=tuple(row | {"statistic": "loss"} for row in scores.scores))
+
+
+def _terms(ledger: Ledger, rng: Rng | None, records_per_person: int) -> dict[str, Any]:
+    """Return the options of a paid summary. Any: see `summaries.ReleaseTerms`."""
+    terms: dict[str, Any] = {"ledger": ledger, "relation": ledger.relation, "rng": rng}
+    if records_per_person > 1:
+        terms |= {"records_per_person": records_per_person, "about": "records"}
+    return terms
 
 
 def _paid(scores: Sequence["summaries.Statistic"]) -> PaidScores:

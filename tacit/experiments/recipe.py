@@ -4,7 +4,7 @@ Every key has a default, so an empty file is a recipe. The run folder receives t
 default written out. An unknown key raises an error that names the closest known one. `[[at]]` gives
 settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
-    method = "dp-sgd"       # or "pate", "regression", "summary", "transfer"
+    method = "dp-sgd"       # or "finetune", "pate", "regression", "summary", "transfer"
     [data]
     name = "mnist"
     [features]
@@ -14,22 +14,20 @@ settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
 DP-SGD reads the sections data, features, model, training, privacy, run, at and published; PATE
 reads data, teachers, answers, privacy and run; a regression reads data, regression, privacy and
-run; a summary and a transfer read the section of their name in its place.
+run; a summary and a transfer read the section of their name in its place. Fine-tuning reads text,
+language_model, finetune, canaries, samples, privacy and run.
 """
 
-import difflib
 import math
-import reprlib
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self
 
 import tomli_w
 
@@ -37,86 +35,53 @@ from tacit import _untrusted
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.events import Relation
 from tacit.experiments.layer_table import MOST_LAYERS, require_trusted
+from tacit.experiments.settings import RecipeSection as _Settings
+from tacit.experiments.settings import Value
+from tacit.experiments.settings import at_least_one as _at_least_one
+from tacit.experiments.settings import below_one as _below_one
+from tacit.experiments.settings import cast as _cast
+from tacit.experiments.settings import choice as _choice
+from tacit.experiments.settings import from_table as _section
+from tacit.experiments.settings import one_of as _one_of
+from tacit.experiments.settings import setting as _setting
+from tacit.experiments.text_settings import (
+    CanarySettings,
+    FinetuneSettings,
+    LanguageModelSettings,
+    SampleSettings,
+    TextSettings,
+)
 from tacit.ledger import Budget
 from tacit.pate import Aggregator, ConfidentGNMax, GNMax, LaplaceMax
-
-T = TypeVar("T")
-Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
 _SECTIONS = {  # that no other method reads
     "dp-sgd": ("features", "model", "training", "at", "published"),
     "pate": ("teachers", "answers"),
+    "finetune": ("text", "language_model", "finetune", "canaries", "samples"),
     **{name: (name,) for name in ("regression", "summary", "transfer")},
 }
 _UNUSED = {m: [s for other in _SECTIONS if other != m for s in _SECTIONS[other]] for m in _SECTIONS}
+_UNUSED["finetune"].append("data")  # its records are those of [text]
 _DEFAULTS = {  # of [privacy]
     "dp-sgd": {"epsilon": 3.0},
     "pate": {"delta": 1e-5},
     "regression": {"epsilon": 1.0, "delta": 1e-6},
     "summary": {"epsilon": 1.0, "delta": 0.0},
     "transfer": {"epsilon": 1.0, "delta": 1e-6},
+    "finetune": {"epsilon": 3.0},
 }
-_NEED_DELTA = ("dp-sgd", "pate", "transfer")
+_NEED_DELTA = ("dp-sgd", "pate", "transfer", "finetune")
 MOST_OUTSIDE = 0.1
 """Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
 
-def _below_one(**named: float) -> None:
-    """Raise unless the value of the named setting is in [0, 1)."""
-    ((name, value),) = named.items()
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}.")
-
-
-def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
-    """Raise unless the value of the named setting is in `allowed`; suggest the closest value."""
-    ((name, value),) = named.items()
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, 1)
-        advice = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}, got {reprlib.repr(value)}.{advice}"
-        )
-
-
-_at_least_one: Callable[..., object] = partial(whole, least=1)
-
-
 def _bands(**named: int | str) -> None:
     """Raise unless the value of the named setting is "auto" or a whole number from 1 on."""
     if list(named.values()) != ["auto"]:
         whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
-
-
-def _setting(default: T, rule: Callable[..., object]) -> T:
-    """Declare a dataclass field with its default and the rule that checks its value."""
-    return field(default=default, metadata={"rule": rule})
-
-
-def _choice(default: str, *others: str) -> str:
-    """Declare a setting that accepts only the given values; the first is the default."""
-    return _setting(default, partial(_one_of, allowed=(default, *others)))
-
-
-class _Settings:
-    """Base of the sections of a recipe. It checks every setting against the rule of its field."""
-
-    _section: ClassVar[str]
-
-    def __init_subclass__(cls, section: str) -> None:
-        cls._section = section
-
-    def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, f.name)
-            if "rule" in f.metadata and value is not None:
-                try:
-                    f.metadata["rule"](**{f"{self._section}.{f.name}": value})
-                except TypeError as wrong:
-                    raise ValueError(str(wrong)) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +403,7 @@ class Recipe:
     """
 
     method: str = "dp-sgd"
-    """dp-sgd, pate, regression, summary or transfer."""
+    """dp-sgd, finetune, pate, regression, summary or transfer."""
     name: str = "digits"
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
@@ -449,6 +414,11 @@ class Recipe:
     regression: RegressionSettings = field(default_factory=RegressionSettings)
     summary: SummarySettings = field(default_factory=SummarySettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
+    text: TextSettings = field(default_factory=TextSettings)
+    language_model: LanguageModelSettings = field(default_factory=LanguageModelSettings)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
+    canaries: CanarySettings = field(default_factory=CanarySettings)
+    samples: SampleSettings = field(default_factory=SampleSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     run: RunSettings = field(default_factory=RunSettings)
     at: tuple[dict[str, Value], ...] = ()
@@ -639,51 +609,6 @@ def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
             if name in found and isinstance(found.get(section, {}), Mapping):
                 found[section] = {**found.get(section, {}), name: found.pop(name)}
     return found
-
-
-def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
-    """Return an instance of the dataclass `kind` from TOML values; `where` names it in errors."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"[{where}] must be a table, got {type(data).__name__}.")
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in fields(kind)]
-    for name in data:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-            shown = reprlib.repr(name)
-            raise ValueError(f"[{where or 'recipe'}] has no {shown}. {advice}")
-    for f in fields(kind):
-        if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
-            raise ValueError(f"[{where}] needs {f.name!r}.")
-    dotted = f"{where}." if where else ""
-    return kind(**{name: _cast(hints[name], value, dotted + name) for name, value in data.items()})
-
-
-def _cast(hint: Any, value: Value, name: str) -> Value:
-    """Return `value` converted to the type `hint`, or raise an error that names the setting `name`.
-
-    A whole number is accepted where a float is expected.
-    """
-    if hasattr(hint, "__dataclass_fields__"):
-        return _section(hint, value, name)
-    if isinstance(hint, types.UnionType):
-        parts = [part for part in typing.get_args(hint) if part is not type(None)]
-        hint = str if str in parts and isinstance(value, str) else parts[0]
-    origin = typing.get_origin(hint) or hint
-    if origin is tuple and isinstance(value, list | tuple):
-        inner = typing.get_args(hint)[0]
-        return tuple(_cast(inner, item, name) for item in value)
-    if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(f"{name} is too large for a number.") from None
-    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
-        wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
-        wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
-        raise ValueError(f"{name} must be {wanted[origin]}, got {reprlib.repr(value)}.")
-    return value
 
 
 def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:

@@ -168,7 +168,7 @@ def _begun(
         )
 
     def begin() -> Facts | None:
-        _take(folder, recipe)
+        take_folder(folder, recipe)
         folder.remember_data(root)
         if folder.is_finished:
             folder.close()  # in case the run was killed just after it wrote its facts
@@ -179,7 +179,7 @@ def _begun(
         yield finished
         return
     budget, epsilon = _budget(recipe, dataset), recipe.privacy.budget.epsilon
-    with _ledger_of(folder, recipe, budget, ranks) as ledger:
+    with ledger_of_rank(folder, recipe, budget, ranks) as ledger:
         checked = ranks.on_first(
             lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
         )
@@ -242,7 +242,7 @@ def finish_run(paid: PaidRun, baseline: SequenceOf[Metric]) -> Facts:
                       is_handed_over=True)  # fmt: skip
 
 
-def _ledger_of(
+def ledger_of_rank(
     folder: RunFolder, recipe: Recipe, budget: Budget | None, ranks: Ranks
 ) -> contextlib.AbstractContextManager[Ledger]:
     """Return the ledger that pays: on rank 0. The others count their steps in memory."""
@@ -278,20 +278,34 @@ class Session:
     """Another process has prepared the run for this one: that is no interruption."""
 
     def __post_init__(self) -> None:
-        recipe, seed = self.recipe, self.recipe.run.seed
         self.n_records = self.dataset.n_records
         self.digest = digest_of(self.dataset)
-        ranks = self.ranks
+        ranks, seed = self.ranks, self.recipe.run.seed
         state = ranks.on_first(self._read_checkpoint)
-        planned = (*self.checked, *_evaluation_plan(recipe, self.dataset))
-        self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records, planned)
+        fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
+        self.init = state["init"] if state else ranks.share(fresh)
         self.summaries = state["summaries"] if state else {}
+        self.noise = state["noise"] if state else self._calibrate()
+        self.loop = self._make_loop()
+        self.private = self.loop.private
+        if state:
+            self._load(state)
+        else:
+            ranks.on_first(self._save)  # before the first payment, so that a restart has the key
+
+    def _calibrate(self) -> float:
+        """Return the noise multiplier with which the whole run costs at most its epsilon."""
+        planned = (*self.checked, *_evaluation_plan(self.recipe, self.dataset))
+        return noise_multiplier(self.recipe, self.n_records, planned)
+
+    def _make_loop(self) -> TrainingLoop:
+        """Return the model in private training, with its features released and paid for."""
+        recipe = self.recipe
         self.prepared = prepare(
             self.dataset, recipe.features, release=self._release, cache=self.cache
         )
-        fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
-        self.init = state["init"] if state else ranks.share(fresh)
-        self.loop = TrainingLoop(
+        self.summaries = {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()}
+        return TrainingLoop(
             recipe,
             models.build(recipe.model, self.prepared.shape, self.dataset.n_classes, seed=self.init),
             tensors(self.prepared.x_train, self.prepared.y_train),
@@ -299,14 +313,14 @@ class Session:
             noise_multiplier=self.noise,
             ledger=self.ledger,
             also=(*self.checked, *features_events(recipe, self.n_records)),
-            seed=seed,
+            seed=recipe.run.seed,
             persons=self.dataset.persons,
         )
-        self.private = self.loop.private
-        if state:
-            self._load(state)
-        else:
-            ranks.on_first(self._save)  # before the first payment, so that a restart has the key
+
+    @property
+    def batch_size(self) -> int:
+        """Expected records of a lot, by which epochs are counted."""
+        return self.recipe.training.batch
 
     def pay_whole(self) -> None:
         """Pay for all steps at once, and save the state for the process that takes them."""
@@ -325,7 +339,7 @@ class Session:
         if private.steps_taken == 0 and kept:
             self._keep(0)
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
-        per_epoch = self.n_records / self.recipe.training.batch
+        per_epoch = self.n_records / self.batch_size
         for step in self.loop.steps():
             if step in kept:
                 self._keep(step)
@@ -415,17 +429,19 @@ class Session:
 
     def _measure(self, step: int) -> Metric:
         """Return the metrics after `step` steps, with the epsilon of a run that ends there."""
-        found: Metric = {}
-        if self.dataset.is_test_public and len(self.prepared.x_test):
-            with self.loop.released() as model:
-                found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
+        found = self._score() if self.dataset.is_test_public and self.dataset.n_held_out else {}
         delta, released = self.recipe.privacy.budget.delta, self.loop.latest
         if released is not None and released.epoch_loss is not None:
             found["training_loss"] = released.epoch_loss
             found["training_loss_std"] = released.epoch_loss_std or 0.0
         epsilon = self.private.epsilon_at(step, delta=delta)
-        epoch = round(step * self.recipe.training.batch / self.n_records, 4)
+        epoch = round(step * self.batch_size / self.n_records, 4)
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
+
+    def _score(self) -> Metric:
+        """Return the metrics of the released weights on the public test records."""
+        with self.loop.released() as model:
+            return evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
 
     def _release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
         """Return a paid summary: the one stored in the checkpoint, or else pay and release it.
@@ -478,7 +494,7 @@ class Session:
             "noise": self.noise,
             "digest": self.digest,
             "init": self.init,
-            "summaries": {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()},
+            "summaries": self.summaries,
             "resumed": self.resumed,
             "seconds": self.seconds,
             "also": [event.to_dict() for event in self.loop.also],
@@ -526,9 +542,9 @@ class Session:
         self.resumed = state["resumed"] + (not self.is_handed_over)
 
 
-def _take(folder: RunFolder, recipe: Recipe) -> None:
+def take_folder(folder: RunFolder, recipe: Recipe, *, verb: str = "train") -> None:
     """Write the recipe into an empty folder; raise if the folder holds anything but this run."""
-    folder.refuse_other_recipe(recipe, resume=f"tacit train {folder / RECIPE}")
+    folder.refuse_other_recipe(recipe, resume=f"tacit {verb} {folder / RECIPE}")
     folder.refuse_foreign_files()
     folder.write(RECIPE, recipe.to_toml())
 

@@ -48,6 +48,7 @@ from tacit.report.page import (
     strength,
 )
 from tacit.report.run_certificate import randomness_of, write_certificate
+from tacit.report.text_page import text_sections
 from tacit.report.transfer_figures import transfer_figures
 from tacit.report.what_if import what_if
 
@@ -87,6 +88,7 @@ def write_page(folder: str | Path) -> Path:
     figures, attacks = run_figures(facts, run), _audit_sections(run)
     recipe = _recipe(run, facts)
     results = (*_statistics_sections(facts, run), *columns_section(recipe))
+    results += text_sections(facts, run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
     page = page_of(facts, certificate, figures, (*results, *attacks), name=recipe.get("name", ""))
@@ -133,7 +135,8 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
         )
     twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
     figures = []
-    for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
+    titles = {"accuracy": "Accuracy", "auc": "Area under the ROC curve", "perplexity": "Perplexity"}
+    for metric, title in titles.items():
         if private and metric in private[0]:
             figures.append(_metric_by_epoch(metric, title, private, twin))
     losses = [row for row in private if "training_loss" in row]

@@ -334,15 +334,18 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
         yield Problem("facts.delta", "is not that of the recipe")
     if facts.unit != "record" and not _names_persons(recipe):
         yield Problem("facts.unit", "is not a record, but no column of the data names persons")
-    if recipe.method == "dp-sgd":
-        for name, value in recipe.to_dict().get("training", {}).items():
+    trained = {"dp-sgd": "training", "finetune": "finetune"}.get(recipe.method)
+    if trained is not None:
+        for name, value in recipe.to_dict().get(trained, {}).items():
             stated = facts.hyperparameters.get(name)
             if stated != (list(value) if isinstance(value, tuple) else value):
                 yield Problem(f"facts.hyperparameters.{name}", "is not that of the recipe")
 
 
 def _names_persons(recipe: Recipe) -> bool:
-    """Return whether the data of a recipe is a table with a column of type person."""
+    """Return whether the data of a recipe has a column that names persons."""
+    if recipe.method == "finetune":
+        return bool(recipe.text.person)
     if recipe.data.name != "table":
         return False
     try:

@@ -199,7 +199,7 @@ class _ProgramHash:
             ordered = sorted(value, key=without_addresses)
             return [*ordered, *self._parts_of_subclass(value, set, frozenset)]
         if isinstance(value, Mapping):
-            pairs = [part for pair in value.items() for part in pair]
+            pairs = [part for pair in _stored_items(value) for part in pair]
             return pairs + self._parts_of_subclass(value, dict, OrderedDict)
         if isinstance(value, list | tuple):
             return [*value, *self._parts_of_subclass(value, list, tuple)]
@@ -234,6 +234,17 @@ class _ProgramHash:
             own = (value.named_parameters(recurse=False), value.named_buffers(recurse=False))
             return (type(value), value.training, dict(value.named_children()), *map(dict, own))
         return (type(value),)
+
+
+def _stored_items(value: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the items that a mapping holds.
+
+    A dictionary with an `items` of its own may compute them, as transformers does to import all of
+    its models. Then what it stores counts, and the code that computes the rest.
+    """
+    if isinstance(value, OrderedDict):
+        return OrderedDict.items(value)
+    return dict.items(value) if isinstance(value, dict) else value.items()
 
 
 def _attributes(value: Any, names: set[str]) -> list[tuple[str, Any]]:
@@ -307,16 +318,31 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biufc"
 
 
+def _library(module: str) -> str | None:
+    """Return the version of the installed package that a module is part of; None for own code.
+
+    The code of a package does not change while its version stays. To follow it instead would lead
+    through all of a large one, such as transformers.
+    """
+    top = module.partition(".")[0]
+    if top in _LIBRARIES:
+        return ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or is_own_module(sys.modules[module]):
+        return None
+    return str(getattr(sys.modules.get(top), "__version__", ""))
+
+
 def _parts_of_class(value: type) -> list[Any]:
-    if value.__module__.partition(".")[0] in _LIBRARIES:
-        return [value.__module__, value.__qualname__]
+    if (library := _library(value.__module__)) is not None:
+        return [library, value.__module__, value.__qualname__]
     held = [content for name, content in vars(value).items() if name not in _PLACES]
     return [value.__qualname__, *value.__bases__, *held]
 
 
 def _parts_of_function(value: types.FunctionType) -> list[Any]:
-    if (value.__module__ or "").partition(".")[0] in _LIBRARIES:
-        return [value.__module__, value.__qualname__]
+    if (library := _library(value.__module__ or "")) is not None:
+        return [library, value.__module__, value.__qualname__]
     found: list[Any] = [value.__code__, value.__defaults__, value.__kwdefaults__]
     for cell in value.__closure__ or ():
         try:

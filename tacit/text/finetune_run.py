@@ -1,0 +1,576 @@
+"""Fine-tuning by recipe: one recipe becomes one run folder, also across interruptions.
+
+Guarantee: everything in the folder, except `secret/`, is computed from the private texts by the
+releases that `facts.event` describes. Tokenizer, model before training, prompts and canaries are
+public. The run is a `Session` of `tacit.experiments`: its ledger, checkpoints, resumption, ranks
+and certificate are those of `tacit train`.
+
+Beside the files of a run, the folder holds what `save_pretrained` writes, so that transformers or
+peft load it, and
+
+    ├── samples.json        texts that the trained model wrote after public prompts
+    └── exposure.json       exposure of canaries, if the recipe has some
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.datasets import Dataset
+from tacit.events import Event, PureDP
+from tacit.events import Sequence as EventSequence
+from tacit.experiments import (
+    EXPOSURE,
+    FINETUNE,
+    SAMPLES,
+    Facts,
+    Metric,
+    OnProgress,
+    PaidScores,
+    Recipe,
+    RunFolder,
+    SeedValue,
+    Session,
+    Touch,
+    Utility,
+    claim_fields,
+    ledger_of_rank,
+    majority_share,
+    pay_once,
+    rng_of,
+    score_classes,
+    score_losses,
+    take_folder,
+    users_of,
+)
+from tacit.text.exposure import CHANCE, Canary, exposures, make_canaries
+from tacit.text.language_model import (
+    Scores,
+    SequenceLoss,
+    build_model,
+    evaluating,
+    perplexity,
+    saved_files,
+    score,
+    write_text,
+)
+from tacit.text.planner import FinetuningPlan, filled
+from tacit.text.text_records import Packing, Text, load_records, public_lines
+from tacit.text.tokenizer import read_tokenizer, train_tokenizer
+from tacit.text.trained_weights import TrainedWeights
+from tacit.training import AdamBC, Ranks, make_private
+
+METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
+_TWIN_BATCH = 32
+_TWIN_ROWS = 10  # rows of metrics of the twin
+
+
+def finetune(
+    recipe: Recipe,
+    path: str | os.PathLike[str],
+    *,
+    root: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    on_plan: Callable[[FinetuningPlan], None] | None = None,
+) -> Facts:
+    """Start or resume the run in folder `path`, and return its facts; a finished run is not rerun.
+
+    Parameters
+    ----------
+    root
+        Folder of texts, models and tokenizers, default `TACIT_DATA`.
+    on_plan
+        Called on rank 0 with the plan of a run, before anything is paid.
+    """
+    if recipe.method != "finetune":
+        raise ValueError(f'the recipe is of method {recipe.method}, not "finetune".')
+    folder, ranks = RunFolder(path), Ranks.here()
+    with contextlib.ExitStack() as stack:
+        ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
+        place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
+        materials = _materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
+        planned = _evaluation_plan(recipe)
+        recipe, plan = filled(recipe, materials.dataset.n_records, planned)
+        materials = replace(materials, recipe=recipe)
+
+        def begin() -> Facts | None:
+            take_folder(folder, recipe, verb="finetune")
+            folder.remember_data(place)
+            if folder.is_finished:
+                folder.close()  # in case the run was killed just after it wrote its facts
+                return folder.facts()
+            return None
+
+        if (finished := ranks.on_first(begin)) is not None:
+            return finished
+        if on_plan is not None and ranks.rank == 0:
+            on_plan(plan)
+        budget = None if planned or recipe.privacy.ledger else recipe.privacy.budget
+        with ledger_of_rank(folder, recipe, budget, ranks) as ledger:
+            session = FinetuneSession(
+                recipe,
+                folder,
+                materials.dataset,
+                ledger,
+                folder.path,
+                ranks=ranks,
+                materials=materials,
+                plan=plan,
+            )
+            session.go(on_progress or (lambda _: None))
+            return ranks.on_first(lambda: session.finish(session.train_twin()))
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What a run is made of: recipe, tokenizer, token sequences and canaries. Texts are private."""
+
+    recipe: Recipe
+    root: Path
+    tokenizer: Any  # Any: a tokenizer of transformers
+    packing: Packing
+    dataset: Dataset
+    canaries: tuple[Canary, ...]
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the model learns to write, rather than to classify."""
+        return self.recipe.finetune.task == "causal"
+
+    def model(self, seed: int) -> nn.Module:
+        """Return the model before training."""
+        return build_model(
+            self.recipe.language_model,
+            self.recipe.finetune,
+            self.tokenizer,
+            root=self.root,
+            n_classes=self.dataset.n_classes,
+            seed=seed,
+        )
+
+    def loss(self, model: nn.Module) -> SequenceLoss:
+        """Return the loss of sequences, once it is known how the model takes padding."""
+        loss = SequenceLoss(
+            is_causal=self.is_causal,
+            per=self.recipe.finetune.loss,
+            pad=self.tokenizer.pad_token_id,
+            bf16=self.recipe.language_model.bf16,
+        )
+        with evaluating(model):
+            loss.probe(model, len(self.tokenizer), self.recipe.text.length)
+        return loss
+
+    def public_batch(self) -> tuple[Tensor, Tensor]:
+        """Return sequences of random tokens with targets, to check the model with."""
+        length, generator = self.recipe.text.length, torch.Generator().manual_seed(1)
+        ids = torch.randint(0, len(self.tokenizer), (16, length), generator=generator)
+        if self.is_causal:
+            return ids, ids
+        classes = self.dataset.n_classes or 1
+        return ids, torch.randint(0, classes, (len(ids),), generator=generator)
+
+
+def _materials(recipe: Recipe, root: Path) -> Materials:
+    settings, model, text = recipe.finetune, recipe.language_model, recipe.text
+    is_causal = settings.task == "causal"
+    if not text.path:
+        raise ValueError("text.path must name the file of the private texts.")
+    if not is_causal and len(set(text.classes)) < 2:
+        raise ValueError('classification needs text.classes, as in classes = ["0", "1"].')
+    if is_causal and text.classes:
+        raise ValueError("text.classes is for task classification.")
+    if recipe.canaries.count and not is_causal:
+        raise ValueError("canaries are for task causal: a classifier writes no text.")
+    if text.public_test and text.evaluation == "paid":
+        raise ValueError("text.evaluation paid and text.public_test exclude each other.")
+    if model.tokenizer_text:
+        if (root / model.tokenizer_text).resolve() == (root / text.path).resolve():
+            raise ValueError(
+                "language_model.tokenizer_text must be public text, and names the private texts."
+            )
+        lines = public_lines(root / model.tokenizer_text)
+        tokenizer = train_tokenizer(lines, size=model.tokenizer_size)
+    else:
+        if not (model.tokenizer or model.path):
+            raise ValueError("language_model needs tokenizer or tokenizer_text.")
+        tokenizer = read_tokenizer(root / (model.tokenizer or model.path))
+    packing = Packing(tokenizer, text, is_causal)
+    asked = recipe.canaries
+    canaries = tuple(
+        make_canaries(asked.count, digits=asked.digits, references=asked.references, seed=0)
+    )
+    planted = [canary.text for canary in canaries for _ in range(asked.repeats)]
+    dataset = load_records(text, packing, root=root, canaries=planted)
+    return Materials(recipe, root, tokenizer, packing, dataset, canaries)
+
+
+class FinetuneLoop:
+    """A language model in private training, with its optimizer and the checks of its weights."""
+
+    ema, latest = None, None  # a fine-tuned model is released as it is at the end
+
+    def __init__(
+        self,
+        materials: Materials,
+        *,
+        noise_multiplier: float,
+        steps: int,
+        ledger: Any,  # Any: a Ledger
+        also: tuple[Event, ...],
+        seed: int,
+    ) -> None:
+        recipe, dataset = materials.recipe, materials.dataset
+        settings = recipe.finetune
+        self.materials, self.also = materials, also
+        self.model = materials.model(seed)
+        self.loss = materials.loss(self.model)
+        self.optimizer = make_optimizer(self.model, settings.learning_rate or 1e-3)
+        self.trained = TrainedWeights(self.model)
+        assert settings.batch_size is not None  # set by `filled`
+        self.private = make_private(
+            self.model,
+            self.optimizer,
+            (torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)),
+            self.loss,
+            batch_size=settings.batch_size,
+            steps=steps,
+            clip_norm=settings.clip_norm,
+            noise_multiplier=noise_multiplier,
+            n_records=dataset.n_records,
+            users=users_of(dataset.persons, n_rows=len(dataset.x_train)),
+            ledger=ledger,
+            also=also,
+            seed=recipe.run.seed,
+            max_microbatch=settings.max_microbatch,
+        )
+
+    def steps(self) -> Iterator[int]:
+        """Take all remaining steps; after each, yield the number of steps taken so far."""
+        private, settings = self.private, self.materials.recipe.finetune
+        if private.steps_taken == private.steps:  # resumed after its last step
+            return
+        rate = settings.learning_rate or 1e-3
+        for lot in private:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * (1 - private.steps_taken / private.steps)
+            private.step(lot)
+            if private.steps_taken == min(settings.check_after, private.steps):
+                self.check()
+            yield private.steps_taken
+
+    def check(self) -> None:
+        """Raise unless every trained weight has moved, counts, and is what is written by."""
+        ids, targets = self.materials.public_batch()
+        self.trained.require_moved()
+        self.trained.require_counted(lambda: self.loss(self.model, (ids, targets)))
+        self.trained.require_used(lambda: next_logits(self)(ids[:1]), of="generation")
+        scored = (ids[:4].numpy(), targets[:4].numpy())
+        self.trained.require_used(
+            lambda: torch.from_numpy(scores_of(self, *scored).losses), of="evaluation"
+        )
+
+    def released(self) -> contextlib.AbstractContextManager[nn.Module]:
+        """Return a context in which the model is ready to be evaluated and saved."""
+        return evaluating(self.model)
+
+
+def make_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return Adam, corrected for the noise, for the trainable weights of a model."""
+    return AdamBC([p for p in model.parameters() if p.requires_grad], lr=rate)
+
+
+def next_logits(loop: FinetuneLoop) -> Callable[[Tensor], Tensor]:
+    """Return the function of token ids by which the trained model writes."""
+    return lambda ids: loop.loss.logits(loop.model, ids)
+
+
+def scores_of(loop: FinetuneLoop, ids: np.ndarray, targets: np.ndarray) -> Scores:
+    """Return the scores of sequences by the trained model."""
+    with loop.released() as model:
+        return score(model, loop.loss, ids, targets)
+
+
+@dataclass
+class FinetuneSession(Session):
+    """A running fine-tuning in memory; a restart rebuilds it from the run folder."""
+
+    materials: Materials = None  # type: ignore[assignment]  # always given
+    plan: FinetuningPlan = None  # type: ignore[assignment]  # always given
+
+    def _calibrate(self) -> float:
+        return self.plan.chosen.noise_multiplier
+
+    def _make_loop(self) -> FinetuneLoop:  # type: ignore[override]  # it has what a run needs
+        return FinetuneLoop(
+            self.materials,
+            noise_multiplier=self.noise,
+            steps=self.plan.chosen.steps,
+            ledger=self.ledger,
+            also=(),
+            seed=self.init,
+        )
+
+    @property
+    def _own(self) -> FinetuneLoop:
+        assert isinstance(self.loop, FinetuneLoop)
+        return self.loop
+
+    @property
+    def batch_size(self) -> int:
+        """Expected records of a lot, by which epochs are counted."""
+        return self.plan.chosen.batch_size
+
+    def _score(self) -> Metric:
+        return _metrics(
+            scores_of(self._own, self.dataset.x_test, self.dataset.y_test), self.dataset
+        )
+
+    def finish(self, baseline: Sequence[Metric]) -> Facts:
+        """Write the released model and then, as the last file, the facts; return the facts."""
+        self.private.pay_whole()  # it is paid; the ledger then lists the plan as one of this run
+        recipe, dataset, folder = self.recipe, self.dataset, self.folder
+        with self.loop.released() as model:
+            files = saved_files(model, self.materials.tokenizer, recipe)
+        for name, content in files.items():
+            folder.write(name, content)
+        folder.write_lines(METRICS, self.metrics)
+        if baseline:
+            folder.write_lines(BASELINE, baseline)
+        self._write_samples()
+        if self.materials.canaries:
+            self._write_exposure()
+        planned = _evaluation_plan(recipe)
+        paid = self._evaluate() if planned else None
+        event = self.private.event
+        if paid is not None:
+            event = EventSequence((event, paid.event))
+        rate = min(1.0, self.batch_size / self.n_records)
+        of = "" if dataset.persons is None else " of persons"
+        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
+        done = {"steps": self.private.steps, "noise_multiplier": self.noise}
+        (weights,) = (name for name in files if name.endswith(".safetensors"))
+        facts = Facts(
+            **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),
+            assumed_public=(*dataset.public, *_public_files(recipe)),
+            sampling_assumed=sampling,
+            sampling_used=sampling,
+            touches=tuple(_touches(self.materials, paid, has_twin=bool(baseline))),
+            released=tuple(_releases(self.materials, paid)),
+            isolation=self.private.isolation,
+            arithmetic=self.private.arithmetic.text,
+            generator=self.private.generator,
+            data_fingerprint=self.private.data_fingerprint,
+            method=FINETUNE,
+            model=_in_words(self.loop.model, recipe),
+            model_file=weights,
+            hyperparameters=recipe.to_dict()["finetune"] | done,
+            steps=self.private.steps,
+            resumed=self.resumed,
+            seconds=round(self.seconds, 3),
+            utility=_utility(recipe, dataset, self.metrics, baseline, paid),
+            baseline_file=BASELINE if baseline else None,
+            records_per_person=dataset.records_per_person,
+        )
+        return folder.finish(facts, self.ledger)
+
+    def _evaluate(self) -> PaidScores:
+        """Pay for scores on the private held-out texts, once in a run, and return them."""
+        dataset, text = self.dataset, self.recipe.text
+        (planned,) = _evaluation_plan(self.recipe)
+        terms: dict[str, Any] = {"epsilon": planned.epsilon, "ledger": self.ledger}
+        terms |= {"rng": rng_of(self.recipe, 2), "records_per_person": dataset.records_per_person}
+
+        def pay() -> PaidScores:
+            found = scores_of(self._own, dataset.x_test, dataset.y_test)
+            if self.materials.is_causal:
+                return score_losses(found.losses, upper=text.loss_upper, **terms)
+            logits = found.logits
+            odds = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
+            return score_classes(dataset.y_test, logits.argmax(1), odds, **terms)
+
+        return pay_once(self.folder, pay)
+
+    def _write_samples(self) -> None:
+        """Write texts of the trained model after the recipe's public prompts."""
+        asked, packing = self.recipe.samples, self.materials.packing
+        rows: list[dict[str, str]] = []
+        for prompt in asked.prompts or ("",):
+            start = [*packing.start, *(packing.encode(prompt) if prompt else ())]
+            for number in range(asked.count if self.materials.is_causal else 0):
+                with self.loop.released():
+                    found = write_text(
+                        next_logits(self._own),
+                        start,
+                        end=self.materials.tokenizer.eos_token_id,
+                        tokens=asked.tokens,
+                        temperature=asked.temperature,
+                        top=asked.top,
+                        length=self.recipe.text.length,
+                        seed=number,
+                    )
+                rows.append({"prompt": prompt, "text": self.materials.tokenizer.decode(found)})
+        self.folder.write(SAMPLES, json.dumps({"samples": rows}, indent=2) + "\n")
+
+    def _write_exposure(self) -> None:
+        """Write the exposure of the canaries in the private model and in its twin, if any."""
+        found = {"private": self._exposure(self.loop.model)}
+        if self._twin is not None:
+            found["without privacy"] = self._exposure(self._twin)
+        asked = self.recipe.canaries
+        content = {"chance": CHANCE, "repeats": asked.repeats, "references": asked.references}
+        self.folder.write(EXPOSURE, json.dumps(content | {"models": found}, indent=2) + "\n")
+
+    def _exposure(self, model: nn.Module) -> dict[str, Any]:  # Any: JSON values
+        packing, loss = self.materials.packing, self._own.loss
+        packing = replace(packing, settings=replace(packing.settings, person="", prompt=""))
+
+        def losses(texts: Sequence[str]) -> list[float]:
+            packed = packing.sequences([Text(text) for text in texts])
+            with evaluating(model):
+                found = score(model, loss, packed.ids, packed.targets)
+            return list(found.losses * found.tokens)
+
+        found = exposures(self.materials.canaries, losses)
+        return {"bits": [round(b, 4) for b in found.bits], "mean": found.mean,
+                "error_at_chance": found.error, "p_value": found.p_value}  # fmt: skip
+
+    _twin: nn.Module | None = None
+
+    def train_twin(self) -> list[Metric]:
+        """Train the same model without privacy, if the recipe says that the texts are public."""
+        run, dataset = self.recipe.run, self.dataset
+        if not (self.recipe.text.is_public and run.baseline_steps):
+            return []
+        model = self._twin = self.materials.model(self.init)
+        ids, targets = torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(weights, lr=run.baseline_rate)
+        generator = torch.Generator().manual_seed(self.init)
+        epochs = self.recipe.finetune.epochs
+        steps = min(run.baseline_steps, math.ceil(epochs * len(ids) / _TWIN_BATCH))
+        rows: list[Metric] = []
+        order = torch.empty(0, dtype=torch.int64)
+        for step in range(1, steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = run.baseline_rate * (1 - (step - 1) / steps)
+            if (start := (step - 1) * _TWIN_BATCH % len(ids)) < _TWIN_BATCH:
+                order = torch.randperm(len(ids), generator=generator)
+            batch = order[start : start + _TWIN_BATCH]
+            optimizer.zero_grad()
+            self._own.loss(model, (ids[batch], targets[batch])).mean().backward()
+            optimizer.step()
+            if step % max(1, steps // _TWIN_ROWS) == 0 or step == steps:
+                row: Metric = {"step": step, "epoch": round(step * _TWIN_BATCH / len(ids), 4)}
+                if dataset.is_test_public:
+                    with evaluating(model):
+                        found = score(model, self._own.loss, dataset.x_test, dataset.y_test)
+                    row |= _metrics(found, dataset)
+                rows.append(row)
+        return rows
+
+
+def _metrics(found: Scores, dataset: Dataset) -> Metric:
+    if dataset.n_classes is None:
+        value = perplexity(found)
+        return {"loss": math.log(value), "perplexity": value}
+    right = float((found.logits.argmax(1) == dataset.y_test).mean())
+    return {"loss": float(found.losses.mean()), "accuracy": right}
+
+
+def _evaluation_plan(recipe: Recipe) -> tuple[PureDP, ...]:
+    """Return what the paid evaluation may cost at most: one event, or none if nothing is paid."""
+    if recipe.text.evaluation == "none":
+        return ()
+    assert recipe.privacy.epsilon is not None  # set by the method's default
+    return (PureDP(recipe.text.evaluation_share * recipe.privacy.epsilon),)
+
+
+def _public_files(recipe: Recipe) -> Iterator[str]:
+    if recipe.text.public_test:
+        yield "the file of test texts"
+    if recipe.language_model.tokenizer_text:
+        yield "the text that the tokenizer was trained on"
+    if recipe.samples.prompts:
+        yield "the prompts of the samples"
+
+
+def _in_words(model: nn.Module, recipe: Recipe) -> str:
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    every, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
+    kind = getattr(model.config, "model_type", "transformer")  # type: ignore[union-attr]
+    how = f"LoRA of rank {recipe.finetune.lora_rank}" if recipe.finetune.train == "lora" else "full"
+    task = "language model" if recipe.finetune.task == "causal" else "text classifier"
+    return f"{kind} {task} of {every:,} weights, {trained:,} of them trained ({how})"
+
+
+def _touches(materials: Materials, paid: PaidScores | None, *, has_twin: bool) -> Iterator[Touch]:
+    recipe, dataset = materials.recipe, materials.dataset
+    yield Touch(what="size", how="the number of training records is assumed public", cost="public")
+    how = "texts become token sequences, unit by unit, by a tokenizer made without them"
+    yield Touch(what="preprocessing", how=how, cost="free")
+    how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    yield Touch(what="training", how=how, cost="paid")
+    how = (
+        "none in this run: settings are those of the recipe and of the planner, which looks at no "
+        "record; if they were chosen by looking at these records, that is not in the bill"
+    )
+    yield Touch(what="model selection", how=how, cost="public")
+    yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
+    if dataset.is_test_public:
+        how = f"on {dataset.n_held_out:,} texts that are declared public"
+        yield Touch(what="evaluation", how=how, cost="public")
+    if paid is not None:
+        how = f"noisy scores on {dataset.n_held_out:,} {dataset.unit}s that were held out"
+        yield Touch(what="evaluation", how=how, cost="paid", event=paid.event.to_dict())
+    if has_twin:
+        how = "a twin trained without noise, since the recipe says that the texts are public"
+        yield Touch(what="baseline", how=how, cost="not covered")
+    if materials.canaries:
+        asked = recipe.canaries
+        how = f"{asked.count} made-up secrets, {asked.repeats} times each, counted as records"
+        yield Touch(what="canaries", how=how, cost="public")
+
+
+def _releases(materials: Materials, paid: PaidScores | None) -> Iterator[str]:
+    is_lora = materials.recipe.finetune.train == "lora"
+    yield "final weights of the adapter" if is_lora else "final weights"
+    if materials.dataset.is_test_public:
+        yield "metrics on public test texts after each epoch"
+    if paid is not None:
+        yield "noisy scores with intervals"
+    if materials.is_causal and materials.recipe.samples.count:
+        yield "texts that the trained model wrote"
+    if materials.canaries:
+        yield "exposure of canaries"
+
+
+def _utility(
+    recipe: Recipe,
+    dataset: Dataset,
+    metrics: Sequence[Metric],
+    baseline: Sequence[Metric],
+    paid: PaidScores | None,
+) -> Utility:
+    last = metrics[-1] if paid is None else paid.values
+    is_causal = dataset.n_classes is None
+    metric = ("perplexity" if paid is None else "loss") if is_causal else "accuracy"
+    twin = baseline[-1] if baseline else {}
+    seed, is_known = recipe.run.seed, is_causal or not dataset.is_test_public
+    return Utility(
+        metric=metric,
+        private=(SeedValue(seed=seed, value=last[metric]),) if metric in last else (),
+        non_private=(SeedValue(seed=seed, value=twin[metric]),) if metric in twin else (),
+        majority=None if is_known else majority_share(dataset.y_test),
+        others={name: last[name] for name in ("loss", "auc") if name in last and name != metric},
+        n_test=dataset.n_held_out if metric in last else 0,
+        intervals={} if paid is None else paid.intervals,
+    )

@@ -1,0 +1,143 @@
+"""The planner: batch, steps and noise of a fine-tuning run at a budget, from public facts only.
+
+A step adds noise of standard deviation sigma * clip_norm to a sum over about B records. What is
+left of it in the mean over T steps, in units of clip_norm, is the noise-to-batch ratio
+
+    sigma / (B * sqrt(T)).
+
+At a budget and a number of epochs (B * T fixed), sigma follows from B, and the ratio falls as B
+grows: large batches are better (Li et al. 2022, arXiv:2110.05679, section 3; De et al. 2022,
+arXiv:2204.13650, section 5; Sander et al. 2023, arXiv:2210.03403, for sigma / B as what a step
+learns by). The least is that of full batches, which leave few steps. The planner takes the smallest
+batch whose ratio is at most `WITHIN` times the least, and never so large a batch that fewer than
+`LEAST_STEPS` steps are left. The two constants are ours.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from tacit import accounting
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.experiments import Recipe
+from tacit.sampling import Poisson
+
+WITHIN = 1.5
+LEAST_STEPS = 100
+_RATES = {"full": 1e-3, "lora": 2e-3}
+
+
+class Candidate(NamedTuple):
+    """A batch size with the steps and the noise that go with it at the budget."""
+
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+
+    @property
+    def ratio(self) -> float:
+        """The noise-to-batch ratio of the whole run."""
+        return self.noise_multiplier / (self.batch_size * math.sqrt(self.steps))
+
+
+class FinetuningPlan(NamedTuple):
+    """What the planner chose, and the candidates that it compared, from the largest batch down."""
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        if len(self.candidates) == 1:
+            return (
+                f"plan: batch {self.chosen.batch_size:,} as given, {self.chosen.steps:,} steps, "
+                f"noise multiplier {self.chosen.noise_multiplier:.3f}"
+            )
+        least = self.candidates[0].ratio
+        lines = ["plan: batch, steps, noise multiplier, noise-to-batch ratio over the least"]
+        for one in self.candidates:
+            mark = "  <- chosen" if one == self.chosen else ""
+            lines.append(
+                f"  {one.batch_size:>9,} {one.steps:>7,} {one.noise_multiplier:>8.3f} "
+                f"{one.ratio / least:>6.2f}{mark}"
+            )
+        lines.append(
+            f"  rule: the smallest batch within {WITHIN:g} times the least ratio, but at least "
+            f"{LEAST_STEPS} steps; chosen from the budget, the number of records and the epochs"
+        )
+        return "\n".join(lines)
+
+
+def plan_finetuning(
+    n_records: int,
+    *,
+    epsilon: float,
+    delta: float,
+    epochs: float,
+    batch_size: int | None = None,
+    relation: Relation = Relation.ADD_REMOVE,
+    also: tuple[Event, ...] = (),
+) -> FinetuningPlan:
+    """Return the batch size, steps and noise for a budget and a number of epochs.
+
+    With `batch_size`, only steps and noise are chosen. `also` are other releases that the budget
+    pays for. No record is looked at.
+
+    >>> plan = plan_finetuning(20_000, epsilon=8.0, delta=1e-5, epochs=5)
+    >>> plan.chosen.batch_size, plan.chosen.steps
+    (884, 114)
+    """
+
+    def candidate(batch: int) -> Candidate:
+        steps = math.ceil(epochs * n_records / batch)
+
+        def event(noise: float) -> Event:
+            step = Poisson(batch / n_records).amplify(Gaussian(noise))
+            return Sequence((*also, Repeated(step, steps)))
+
+        noise = accounting.calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
+        return Candidate(batch, steps, noise)
+
+    if batch_size is not None:
+        given = candidate(min(batch_size, n_records))
+        return FinetuningPlan(given, (given,))
+    sizes = [n_records]
+    while sizes[-1] > max(1, n_records // 1024):
+        sizes.append(max(1, round(sizes[-1] / math.sqrt(2))))
+    most = max(1, math.floor(epochs * n_records / LEAST_STEPS))
+    found: list[Candidate] = []
+    for size in sizes:
+        found.append(candidate(size))
+        if found[-1].ratio > WITHIN * found[0].ratio and size <= most:
+            break
+    good = [one for one in found if one.ratio <= WITHIN * found[0].ratio]
+    possible = [one for one in found if one.batch_size <= most] or found[-1:]
+    best = good[-1] if good[-1].batch_size <= most else possible[0]
+    return FinetuningPlan(best, tuple(found))
+
+
+def filled(
+    recipe: Recipe, n_records: int, also: tuple[Event, ...] = ()
+) -> tuple[Recipe, FinetuningPlan]:
+    """Return the recipe with every default replaced by its value, and the plan of its run.
+
+    `n_records` is assumed public.
+    """
+    settings, privacy = recipe.finetune, recipe.privacy
+    unit = "person" if recipe.text.person and privacy.unit == "record" else privacy.unit
+    delta = privacy.delta or min(1e-5, 0.1 / n_records)
+    privacy = replace(privacy, delta=delta, unit=unit)
+    plan = plan_finetuning(
+        n_records,
+        epsilon=privacy.budget.epsilon,
+        delta=delta,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        relation=Relation(privacy.relation),
+        also=also,
+    )
+    settings = replace(
+        settings,
+        batch_size=plan.chosen.batch_size,
+        learning_rate=settings.learning_rate or _RATES[settings.train],
+    )
+    return replace(recipe, finetune=settings, privacy=privacy), plan

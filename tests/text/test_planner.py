@@ -1,0 +1,41 @@
+"""The planner chooses from public facts, within its rule, and never above the budget."""
+
+import math
+
+import pytest
+
+import tacit
+from tacit import events as ev
+from tacit.experiments import Recipe
+from tacit.sampling import Poisson
+from tacit.text.planner import LEAST_STEPS, WITHIN, filled, plan_finetuning
+
+
+@pytest.mark.parametrize(("epsilon", "epochs"), [(3.0, 10), (8.0, 3)])
+def test_the_plan_keeps_its_rule_and_its_budget(epsilon, epochs):
+    plan = plan_finetuning(10_000, epsilon=epsilon, delta=1e-5, epochs=epochs)
+    chosen, least = plan.chosen, plan.candidates[0].ratio
+    assert chosen.steps == math.ceil(epochs * 10_000 / chosen.batch_size) >= LEAST_STEPS
+    smaller = [one for one in plan.candidates if one.batch_size < chosen.batch_size]
+    assert all(one.ratio > WITHIN * least for one in smaller)
+    step = Poisson(chosen.batch_size / 10_000).amplify(ev.Gaussian(chosen.noise_multiplier))
+    assert tacit.epsilon(ev.Repeated(step, chosen.steps), delta=1e-5) <= epsilon
+    assert "<- chosen" in str(plan)
+
+
+def test_a_given_batch_and_other_releases_are_part_of_the_plan():
+    alone = plan_finetuning(5_000, epsilon=3.0, delta=1e-5, epochs=3, batch_size=500)
+    paid = (ev.PureDP(0.5),)
+    beside = plan_finetuning(5_000, epsilon=3.0, delta=1e-5, epochs=3, batch_size=500, also=paid)
+    assert alone.chosen.batch_size == beside.chosen.batch_size == 500
+    assert beside.chosen.noise_multiplier > alone.chosen.noise_multiplier
+    assert "as given" in str(alone)
+
+
+def test_a_filled_recipe_reads_back_and_fills_to_itself():
+    recipe = Recipe.parse('method = "finetune"\n[text]\npath = "x.txt"\nperson = "who"')
+    once, plan = filled(recipe, 2_000)
+    assert once.privacy.unit == "person"
+    assert once.finetune.batch_size == plan.chosen.batch_size
+    assert Recipe.parse(once.to_toml()) == once
+    assert filled(once, 2_000)[0] == once
