@@ -163,3 +163,13 @@ def test_five_thousand_different_parts_are_priced():
     ]
     found = acc.bracket(Sequence(tuple(parts)), delta=1e-8)
     assert 0 < found.lower <= found.upper <= found.lower * (1 + 1e-6)
+
+
+def test_many_unsampled_steps_beside_sampled_ones_have_a_price():
+    """All losses of the unsampled steps are far above 0."""
+    sampled = Repeated(PoissonSampled(0.0093907, Gaussian(27.37)), 663)
+    plain = Repeated(Gaussian(1.2), 946_701_395_047)
+    found = acc.bracket(Sequence((sampled, plain)), delta=7e-16)
+    alone = acc.bracket(plain, delta=7e-16)
+    assert alone.lower <= found.upper < 1.001 * alone.upper
+    assert found.lower >= 0.9 * alone.lower

@@ -86,8 +86,8 @@ def _coarse_law(law: Law, log_removed: float) -> tuple[Floats, Floats]:
     size = max(-low, high)
     points = np.concatenate((np.geomspace(1e-9, 0.05, 60), np.linspace(0.06, 1.0, 48))) * size
     points = np.concatenate((-points[::-1], [0.0], points))
-    mass, _ = spread(law, points[(points >= low * 1.2) & (points <= high * 1.2)])
-    kept = points[(points >= low * 1.2) & (points <= high * 1.2)]
+    kept = points[(points >= low - 0.2 * abs(low)) & (points <= high + 0.2 * abs(high))]
+    mass, _ = spread(law, kept)
     return kept[mass > 0], mass[mass > 0]
 
 
