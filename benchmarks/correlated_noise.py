@@ -234,8 +234,8 @@ def one_run(workload: Workload, is_banded: bool, device: torch.device) -> Any:
     private = make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.01), data, loss_fn,
         batch_size=workload.batch_size, steps=TURNS * STEPS_OF_TURN, clip_norm=1.0,
-        noise_multiplier=1.0, noise=Banded(bands=16, average=0.0) if is_banded else None, check=False,
-        compile=device.type == "cuda",
+        noise_multiplier=1.0, noise=Banded(bands=16, average=0.0) if is_banded else None,
+        check=False, compile=device.type == "cuda",
     )  # fmt: skip
     return private, iter(private)
 
