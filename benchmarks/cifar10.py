@@ -103,7 +103,7 @@ def _scattering_rows() -> list[str]:
         f"{statistics.fmean(values):.2f}{spread}",
         f"{min(values):.2f}",
         f"{statistics.median(f.seconds for f in facts):.0f}",
-        "67.0 (Tramèr & Boneh 2021, Table 1)",
+        "67.0 (Tramèr & Boneh 2021)",
     )
     header = ("epsilon", "seeds", "accuracy, mean ± sd", "lowest", "training, s", "published")
     return ["## Scattering and a linear layer", table(header, [row])]
