@@ -80,7 +80,7 @@ class PerUser(BaseEstimator):
             model = _copy(model, model.epsilon - spent, model.ledger)
         most = whole(records_per_user=most, least=1)
         kept = found.kept(most)
-        rows = X if hasattr(X, "shape") else np.asarray(X)
+        rows: Any = X if hasattr(X, "shape") else np.asarray(X)  # Any: an array or a data frame
         table = rows.iloc[kept] if hasattr(rows, "iloc") else rows[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
         self.estimator_, event = fit_for_users(model, most, lambda copy: copy.fit(table, targets))

@@ -46,7 +46,7 @@ _WITHHELD = (
     "The text of the error is withheld because it may quote records; make_private(..., debug=True) "
     "shows it. Nothing was released."
 )
-_HINTS = {  # what is most often wrong, by kind of error
+_HINTS: dict[type[BaseException], str] = {  # what is most often wrong, by kind of error
     TypeError: " loss_fn is called as loss_fn(model, batch), where batch is what the data set and "
     "collate_fn give, and returns one loss per example; a module such as CrossEntropyLoss() takes "
     "other arguments."

@@ -115,7 +115,8 @@ def test_an_added_record_moves_no_other_between_training_and_test(tmp_path, pers
         found = load_records(settings, replace(words, settings=settings), root=tmp_path)
         parts.append([{*map(tuple, x.tolist())} for x in (found.x_train, found.x_test)])
     (train, test), (train_b, test_b) = parts
-    assert train and test
+    assert train
+    assert test
     assert len(train ^ train_b) + len(test ^ test_b) == 1
 
 
