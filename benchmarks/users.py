@@ -237,7 +237,7 @@ def step_times() -> list[list[str]]:
     ):  # fmt: skip
         runs = [make(users, width, batch, engine) for users in (None, ids, two)]
         lots, times = [iter(run) for run in runs], [[], [], []]
-        for _ in range(33 if engine == "bookkeeping" else 13):
+        for _ in range(43):
             for i, run in enumerate(runs):
                 lot = next(lots[i])
                 start = time.process_time()
