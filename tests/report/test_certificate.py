@@ -208,7 +208,9 @@ def claim_of(event, **options):
     ("event", "price"),
     [
         (ev.BestOf(ev.Gaussian(9.0), 3.0), "exact"),
-        (ev.RandomAllocation(20, ev.Gaussian(9.0)), "upper bound"),
+        pytest.param(
+            ev.RandomAllocation(20, ev.Gaussian(9.0)), "upper bound", marks=pytest.mark.slow
+        ),
         (ev.TruncatedPoissonSampled(0.01, 60, 1000, ev.Gaussian(2.0)), "exact"),
         (ev.Shuffled(ev.RandomizedResponse(0.5), 1000), "upper bound"),
     ],
