@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         read_rows,
         read_table,
         take_rows,
+        with_target,
     )
 
 __all__ = [
@@ -63,12 +64,13 @@ __all__ = [
     "read_rows",
     "read_table",
     "take_rows",
+    "with_target",
 ]
 
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
     "as_dataset column_names count_rows frame_chunks held_out read_cell_chunks read_chunks "
-    "read_columns read_features read_rows read_table take_rows"
+    "read_columns read_features read_rows read_table take_rows with_target"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -20,7 +20,7 @@ from tacit.regression import (
     SecondMoments,
     fit_for_users,
 )
-from tacit.sources.engine_table import EngineTable, require_few_rows
+from tacit.sources.engine_table import EngineTable, RawTable, require_few_rows
 from tacit.sources.grid_encoding import STEPS, require_bound, require_engine_schema
 from tacit.sources.operations import Expression, Operations
 from tacit.sources.places import open_table
@@ -64,11 +64,12 @@ def moments(
 ) -> GridMoments:
     """Return the second moments of a table by its schema, in one pass. Private.
 
-    `table` is what `open_table` takes. Rows longer than `row_norm` are shrunk to it. If the schema
-    has a column of type person, at most `records_per_person` records of each person are used.
+    `table` is what `open_table` takes. Rows without a target are left out. Rows longer than
+    `row_norm` are shrunk to it. If the schema has a column of type person, at most
+    `records_per_person` records of each person are used.
 
     >>> import pandas as pd
-    >>> people = pd.DataFrame({"age": [20.0, 60.0], "pay": [0.0, float("nan")]})
+    >>> people = pd.DataFrame({"age": [20.0, 60.0, 60.0], "pay": [0.0, 5.0, float("nan")]})
     >>> schema = Schema({"age": [20, 60], "pay": [0, 10]}, target="pay")
     >>> moments(people, schema).scaled().cross.round(3).tolist()
     [-1.0, 1.0]
@@ -138,10 +139,14 @@ class PartialMoments:
         self.schema = schema
         size = len(schema.feature_names) + 2
         self.moments = GridMoments(np.zeros((size, size), np.int64))
+        self.n_records = 0
+        """Number of all rows, with a target or without; assumed public."""
 
     def partial_fit(self, chunk: Any) -> Self:  # Any: what `open_table` takes
         """Add the rows of a chunk."""
-        self.moments += moments(chunk, self.schema)
+        with open_table(chunk, self.schema) as opened:
+            self.moments += _moments(opened.features(self.schema), self.schema, math.inf)
+            self.n_records += opened.coded(self.schema).count()
         return self
 
 
@@ -176,14 +181,14 @@ def fit_linear(
     most = require_bound(schema, records_per_person)
     if isinstance(table, PartialMoments):
         known = table.moments
-        n_rows = n_records or known.n_rows
+        n_rows = n_records or table.n_records
         require_few_rows(n_rows)
         return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
         rows = opened.features(schema, most)
         facts = {
             "n_features": n_features,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _public_size(opened, schema, most, n_records),
             "is_user": schema.unit == "person",
         }
 
@@ -197,6 +202,11 @@ def fit_linear(
             lambda model: model.fit_moments(private, **facts),
             lambda model: model.fit_moments(lambda _: empty, **facts),
         )
+
+
+def _public_size(opened: RawTable, schema: Schema, most: int, given: int | None) -> int:
+    """Return the public number of records: `given`, or all records, with a target or without."""
+    return require_few_rows(opened.coded(schema, most).count() if given is None else given)
 
 
 def _fitted(
@@ -349,7 +359,7 @@ def fit_logistic(
         rows = opened.features(schema, most)
         facts = {
             "classes": schema.classes,
-            "n_records": require_few_rows(rows.count() if n_records is None else n_records),
+            "n_records": _public_size(opened, schema, most, n_records),
             "is_user": schema.unit == "person",
         }
 
