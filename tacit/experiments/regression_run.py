@@ -17,11 +17,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tacit import datasets  # tables load with scikit-learn, when they are first used
+from tacit import datasets, summaries  # tables load with scikit-learn, when first used
 from tacit import sources as engines
 from tacit.datasets import Dataset
 from tacit.events import Event
@@ -37,6 +37,9 @@ from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import Rng
 
 FITTED = "model.json"
+_COUNT_SHARE = 0.02  # part of a fit's epsilon that counts records without a target
+_CONFIDENCE = 0.997  # of the interval that must exclude "none is missing"
+_SHARE = ("value", "lower", "upper", "confidence")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class FittedModel:
     """What model.json holds besides coefficients and schema. Any: JSON values."""
     released: tuple[str, ...] = ()
     """What the fit releases besides the coefficients."""
+    counted: Event | None = None
+    """Event of the count of records without a target, if it was paid for."""
 
 
 class Fit(Protocol):
@@ -136,13 +141,14 @@ def _fit_one(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
     (dataset,) = tables
+    left_out = _count_left_out(recipe, dataset, epsilon, ledger, rng)
     options: dict[str, Any] = {  # Any: settings of several types
-        "epsilon": epsilon,
+        "epsilon": epsilon - left_out.epsilon,
         "delta": recipe.privacy.delta,
         "bounds": data_of.schema_of(recipe.data).bounds,
         "relation": str(ledger.relation),
         "ledger": ledger,
-        "n_records": dataset.n_records,
+        "n_records": left_out.used_of(dataset.n_records),
         "random_state": rng,
     }
     if address := sources_of(recipe):
@@ -152,7 +158,73 @@ def _fit_one(
         model.fit(dataset.x_train, dataset.y_train)
     used = _method_of(recipe, model)
     kind = "linear" if dataset.n_classes is None else "logistic"
-    return FittedModel(model, f"{kind} regression, {used}", {"method": used})
+    return FittedModel(
+        model,
+        f"{kind} regression, {used}",
+        {"method": used},
+        content=left_out.content,
+        released=("a noisy count of records without a target",) if left_out.found else (),
+        counted=None if left_out.found is None else left_out.found.event,
+    )
+
+
+class _LeftOut(NamedTuple):
+    """How many records of a table have no target: a released count, if one was needed."""
+
+    found: "summaries.OutsideCount | None" = None
+    epsilon: float = 0.0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether records are missing beyond what the noise of the count explains."""
+        return self.found is not None and self.found.share.lower > 0
+
+    def used_of(self, n_records: int) -> int:
+        """Return how many of `n_records` records have a target, as far as the count shows."""
+        if self.found is None or not self.is_clear:
+            return n_records
+        return max(1, round(n_records * (1 - self.found.share.value)))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What model.json says about it. Any: JSON values."""
+        if self.found is None or not self.is_clear:
+            return {}
+        share = self.found.share
+        return {"without_target": {name: getattr(share, name) for name in _SHARE}}
+
+
+def _count_left_out(
+    recipe: Recipe, dataset: Dataset, epsilon: float, ledger: Ledger, rng: Rng
+) -> _LeftOut:
+    """Count the records without a target, for methods that take the number of records as known.
+
+    The functional mechanism and noisy gradients of least squares do: with a number that is too
+    large, the intercept or the residual standard deviation would be wrong. The count is paid for
+    by a part of the fit's `epsilon`.
+    """
+    schema, address = data_of.schema_of(recipe.data), sources_of(recipe)
+    is_adassp = address and recipe.privacy.delta  # what "auto" is in a database
+    needing = ("functional",) if is_adassp else ("functional", "gradient", "auto")
+    has_rule = schema.target_column.missing is not None  # then no record is left out
+    if schema.n_classes is not None or not dataset.flags or has_rule:
+        return _LeftOut()
+    if recipe.regression.method not in needing:
+        return _LeftOut()
+    n = dataset.n_records + (0 if dataset.is_test_public else dataset.n_held_out)
+    kept = len(dataset.y_train) + (0 if dataset.is_test_public else len(dataset.y_test))
+    if address:
+        with engines.open_table(address, schema) as table:
+            kept = table.features(schema).count()
+    found = summaries.count_outside(
+        {schema.target: summaries.FlagCounts(n - kept, n)},
+        epsilon=_COUNT_SHARE * epsilon,
+        confidence=_CONFIDENCE,
+        ledger=ledger,
+        relation=ledger.relation,
+        rng=rng.spawn(1)[0],  # a stream of its own
+    )
+    return _LeftOut(found, _COUNT_SHARE * epsilon)
 
 
 def _fit_in_engine(recipe: Recipe, address: str, options: dict[str, Any]) -> Any:
@@ -312,13 +384,23 @@ def _facts(
     paid: PaidScores | None,
 ) -> Facts:
     fitted = model.estimator.event_
-    events = (*checked, fitted, *(() if paid is None else (paid.event,)))
+    counted = () if model.counted is None else (model.counted,)
+    events = (*checked, *counted, fitted, *(() if paid is None else (paid.event,)))
     event = events[0] if len(events) == 1 else EventSequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()
     touches = [
         Touch(what="size", how=f"the number of {dataset.unit}s is assumed public", cost="public"),
         Touch(what="preprocessing", how="values scaled by declared bounds", cost="free"),
         *table_touches(recipe.data, dataset, checked, paid and paid.event),
+        *(
+            Touch(
+                what="preprocessing",
+                how="noisy count of records without a target, which are left out",
+                cost="paid",
+                event=event.to_dict(),
+            )
+            for event in counted
+        ),
         Touch(
             what="training",
             how=f"{model.used}: paid before its release",

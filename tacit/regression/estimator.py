@@ -189,13 +189,17 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
 
 def public_size(n_records: int | None, n_rows: int) -> int:
-    """Return the public number of records: `n_records` if declared, else the number of rows."""
+    """Return the public number of records: `n_records` if declared, else the number of rows.
+
+    More records than rows are accepted, however many: records without a target may have been left
+    out, and how many is private.
+    """
     if n_records is None:
         return n_rows
     declared = whole(n_records=n_records, least=1)
-    if not n_rows / 2 <= declared <= 2 * n_rows:
+    if declared < n_rows / 2:
         raise ValueError(
-            f"n_records must be within a factor of 2 of the rows given, got {declared}. "
+            f"n_records must be at least half of the rows given, got {declared}. "
             "Declare the public size of this table, or leave it None."
         )
     return declared

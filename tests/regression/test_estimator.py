@@ -146,7 +146,6 @@ SETTINGS = [
     {"delta": 1.0},
     {"delta": -0.1},
     {"n_records": 100},
-    {"n_records": 100_000},
     {"relation": "neighbors"},
     {"method": "newton"},
     {"bounds": Bounds([0, 0], [1, 1])},
