@@ -75,7 +75,7 @@ Root = Annotated[Path | None, typer.Option(help="Folder of the data sets [$TACIT
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Seed = Annotated[int | None, typer.Option(help="For tests only: a known seed reveals the noise.")]
 LedgerFile = Annotated[Path | None, typer.Option(help="Ledger file that pays for the releases.")]
-WithPage = Annotated[bool, typer.Option(help="Write report.html.")]
+WithPage = Annotated[bool, typer.Option(help="Write report.html beside certificate.json.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TrustCode = Annotated[
     list[str] | None,
@@ -224,7 +224,7 @@ def train_and_print(
         except KeyboardInterrupt:
             typer.echo(f"\ninterrupted; you can go on with: tacit train {folder}", err=True)
             raise typer.Exit(130) from None
-    written = write_page(folder) if page else None
+    written = write_results(folder, page=page)
     if as_json:
         print_json(outcome(facts, folder, written))
     else:
@@ -310,6 +310,20 @@ def write_page(folder: Path) -> Path | None:
     except ModuleNotFoundError as missing:
         typer.echo(f"no page: install 'tacit[report]' for {missing.name}.", err=True)
         return None
+
+
+def write_results(folder: Path, *, page: bool) -> Path | None:
+    """Write certificate.json of a finished run, and its page if asked for; return the page's path.
+
+    Without a page, or without jinja2, the certificate is written all the same.
+    """
+    from tacit import report
+    from tacit.experiments import RunFolder
+
+    written = write_page(folder) if page else None
+    if written is None:
+        report.write_certificate(RunFolder(folder))
+    return written
 
 
 def round_up(value: float, digits: int = 6) -> str:

@@ -198,9 +198,7 @@ def take_rows(rows: EncodedRows, kept: np.ndarray) -> EncodedRows:
     """Return the rows whose numbers are in `kept`."""
     persons = None if rows.persons is None else tuple(rows.persons[k] for k in kept)
     y, weights = (None if part is None else part[kept] for part in (rows.y, rows.weights))
-    return EncodedRows(
-        rows.x[kept], y, rows.flags[kept], persons, weights, rows.has_target[kept]
-    )
+    return EncodedRows(rows.x[kept], y, rows.flags[kept], persons, weights, rows.has_target[kept])
 
 
 def column_names(path: str | Path, dialect: Dialect) -> dict[str, str]:

@@ -27,7 +27,7 @@ from tacit.datasets import Dataset
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data as data_of
-from tacit.experiments.coefficients import coefficients_of
+from tacit.experiments.coefficients import coefficients_of, intervals_of
 from tacit.experiments.facts import Facts, SeedValue, Touch, Utility, claim_fields, majority_share
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.paid_evaluation import PaidScores, score_classes, score_numbers, store
@@ -163,7 +163,14 @@ def _fit_one(
         f"{kind} regression, {used}",
         {"method": used},
         content=left_out.content,
-        released=("a noisy count of records without a target",) if left_out.found else (),
+        released=tuple(
+            what
+            for what, is_released in (
+                ("standard errors and intervals", getattr(model, "inference_", None) is not None),
+                ("a noisy count of records without a target", left_out.found is not None),
+            )
+            if is_released
+        ),
         counted=None if left_out.found is None else left_out.found.event,
     )
 
@@ -341,6 +348,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
     """Return the content of model.json: coefficients by name, and the model of encoded rows."""
     schema = data_of.schema_of(recipe.data)
     named = coefficients_of(schema, model.coef_, model.intercept_)
+    inference = getattr(model, "inference_", None)
     return {
         "kind": "linear" if schema.n_classes is None else "logistic",
         "method": _method_of(recipe, model),
@@ -351,6 +359,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
         "coef": np.asarray(model.coef_).tolist(),
         "intercept": np.asarray(model.intercept_).tolist(),
         "schema": schema.to_dict(),
+        **({} if inference is None else intervals_of(schema, inference)),
     }
 
 

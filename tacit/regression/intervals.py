@@ -62,13 +62,22 @@ class Inference:
             matrix[others, reference] = -1
             matrix[0, reference] = 1
         kept = np.delete(np.arange(len(matrix)), [group[0] for group in self.groups])
-        matrix = matrix[kept]
+        return self.mapped([self.names[place] for place in kept], matrix[kept])
+
+    def mapped(
+        self, names: Sequence[str], matrix: Floats, *, offset: ArrayLike = 0.0, unit: float = 1.0
+    ) -> "Inference":
+        """Return the same about the quantities `matrix` @ coefficients + `offset`.
+
+        `unit` is what a difference of 1 between targets becomes.
+        """
+        std = self.residual_std
         return Inference(
-            names=tuple(self.names[place] for place in kept),
-            estimates=matrix @ self.estimates,
+            names=tuple(names),
+            estimates=matrix @ self.estimates + np.asarray(offset, np.float64),
             covariance=matrix @ self.covariance @ matrix.T,
             hidden=matrix @ self.hidden @ matrix.T,
-            residual_std=self.residual_std,
+            residual_std=None if std is None else unit * std,
         )
 
     @property

@@ -26,6 +26,7 @@ from tacit.experiments import (
     Sweep,
 )
 from tacit.report.certificate import CONTEXT
+from tacit.report.coefficient_table import coefficients_section
 from tacit.report.declared_columns import columns_section
 from tacit.report.figures import (
     Figure,
@@ -76,7 +77,11 @@ def write_page(folder: str | Path) -> Path:
     certificate = write_certificate(run)
     figures, attacks = run_figures(facts, run), _audit_sections(run)
     recipe = _recipe(run, facts)
-    results = (*_statistics_sections(facts, run), *columns_section(recipe))
+    results = (
+        *_statistics_sections(facts, run),
+        *coefficients_section(facts, run),
+        *columns_section(recipe),
+    )
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
     page = page_of(facts, certificate, figures, (*results, *attacks), name=recipe.get("name", ""))

@@ -118,6 +118,11 @@ def judge(path: str | Path, *, key: str | Path | None = None) -> Verdict:
     file = folder / CERTIFICATE if place.is_dir() else place
     is_run = (place.is_dir() or file.name == CERTIFICATE) and RunFolder(folder).is_finished
     trusted = None if key is None else _public_key(Path(key))
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no {file.name}, so there is nothing to verify. For a finished run, "
+            f"write it with: tacit report {folder}"
+        )
     text = read_text(file)
     certificate: dict[str, Any] = {}  # Any: JSON values
     try:
