@@ -394,13 +394,19 @@ def utility_line(facts: "Facts") -> str:
     if utility.metric in utility.intervals:
         low, high = utility.intervals[utility.metric]
         line += f"   95 % interval {shown(low)} to {shown(high)}, measured with paid noise"
-    if "auc" in utility.intervals:
-        low, high = utility.intervals["auc"]
-        line += f"\nAUC       {utility.others['auc']:.4f}   95 % interval {low:.4f} to {high:.4f}"
     if utility.non_private:
         line += f"   without privacy {shown(utility.non_private[0].value)}"
     if utility.majority is not None:
         line += f"   commonest class {shown(utility.majority)}"
+        if utility.intervals:
+            line += ": what a constant answer reaches"
+    if "auc" in utility.intervals:
+        low, high = utility.intervals["auc"]
+        line += "\nAUC       "
+        if low <= 0 and high >= 1:
+            line += "not measured: the noise was too large to state it"
+        else:
+            line += f"{utility.others['auc']:.4f}   95 % interval {low:.4f} to {high:.4f}"
     return line
 
 

@@ -33,8 +33,11 @@ PublicSample = Annotated[
     typer.Option(help="Table that is public, to check the schema exactly and for free."),
 ]
 Evaluation = Annotated[
-    bool,
-    typer.Option("--evaluation/--no-evaluation", help="Spend a tenth of epsilon on noisy scores."),
+    bool | None,
+    typer.Option(
+        "--evaluation/--no-evaluation",
+        help="Spend a tenth of epsilon on noisy scores [unless they would say nothing].",
+    ),
 ]
 Public = Annotated[
     bool,
@@ -68,7 +71,7 @@ class FitOptions(TableOptions):
     """Options of the verbs that fit a model to a table and measure it."""
 
     public_test: PublicTest = None
-    evaluation: Evaluation = True
+    evaluation: Evaluation = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any
         "name": "table",
         "path": place,
         "schema": schema.to_dict(),
-        "evaluation": "paid" if is_fit and given.evaluation else "none",
+        "evaluation": "paid" if is_fit and given.evaluation is not False else "none",
     }
     if isinstance(given, RecipeOptions) and given.public:
         data["is_public"] = True
@@ -180,9 +183,26 @@ def recipe_and_folder(
         raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
     settings = table_settings(table, given)
     settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
+    if method == "regression" and isinstance(given, FitOptions) and given.evaluation is None:
+        _save_evaluation(settings["data"], epsilon)
     run = {} if given.seed is None else {"seed": given.seed}
     recipe = Recipe.from_dict(settings | own | {"run": run}, method=method)
     return recipe, run_folder(given.out, f"{recipe.name}-{method}-epsilon-{epsilon:g}")
+
+
+def _save_evaluation(data: dict[str, Any], epsilon: float) -> None:  # Any: values of a recipe
+    """Turn off a paid R2 that would say nothing, by public facts, and print a note about it."""
+    from tacit.datasets import Schema, count_rows
+    from tacit.experiments import R2_NOT_WORTH, DataSettings, is_r2_worth_paying
+
+    schema = Schema.from_dict(data["schema"])
+    is_paid = data["evaluation"] == "paid" and "public_test" not in data
+    if not is_paid or is_database(data["path"]) or not schema.target or schema.n_classes:
+        return
+    n_records = count_rows(data["path"], schema.dialect)
+    if not is_r2_worth_paying(n_records, epsilon, DataSettings()):
+        data["evaluation"] = "none"
+        typer.echo(f"note: {R2_NOT_WORTH}", err=True)
 
 
 def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", given: TableOptions) -> None:

@@ -17,7 +17,14 @@ Modules that need torch load when one of their names is first used.
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
-from tacit.experiments.advice import Advice, advise
+from tacit.experiments.advice import (
+    R2_NOT_WORTH,
+    Advice,
+    LinearAdvice,
+    advise,
+    advise_linear,
+    is_r2_worth_paying,
+)
 from tacit.experiments.audit import RunAudit, audit_run
 from tacit.experiments.coefficients import Coefficients, coefficients_of
 from tacit.experiments.data import HopelessTable, count_records
@@ -39,7 +46,7 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
-from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
+from tacit.experiments.recipe import MOST_OUTSIDE, DataSettings, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression, run_transfer
 from tacit.experiments.regression_studies import (
     ErrorCurve,
@@ -67,6 +74,7 @@ __all__ = [
     "AUDIT",
     "FACTS",
     "MOST_OUTSIDE",
+    "R2_NOT_WORTH",
     "RECIPE",
     "SEARCH",
     "SUMMARY",
@@ -74,9 +82,11 @@ __all__ = [
     "Advice",
     "Ascent",
     "Coefficients",
+    "DataSettings",
     "ErrorCurve",
     "Facts",
     "HopelessTable",
+    "LinearAdvice",
     "LogitStudy",
     "Metric",
     "OnProgress",
@@ -98,10 +108,12 @@ __all__ = [
     "Touch",
     "Utility",
     "advise",
+    "advise_linear",
     "audit_run",
     "coefficients_of",
     "count_records",
     "file_hash",
+    "is_r2_worth_paying",
     "ledger_state",
     "line_data_sets",
     "load_model",

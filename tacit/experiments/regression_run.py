@@ -30,7 +30,13 @@ from tacit.experiments import data as data_of
 from tacit.experiments.coefficients import coefficients_of, intervals_of
 from tacit.experiments.facts import Facts, SeedValue, Touch, Utility, claim_fields, majority_share
 from tacit.experiments.folder import RunFolder
-from tacit.experiments.paid_evaluation import PaidScores, score_classes, score_numbers, store
+from tacit.experiments.paid_evaluation import (
+    COMMONEST,
+    PaidScores,
+    score_classes,
+    score_numbers,
+    store,
+)
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
 from tacit.ledger import Ledger, paid_once
@@ -380,7 +386,7 @@ def _evaluate(
     }
     if dataset.n_classes is None:
         return store(run, score_numbers(y, predicted, **terms))
-    return store(run, score_classes(y, predicted, odds, **terms))
+    return store(run, score_classes(y, predicted, odds, n_classes=dataset.n_classes, **terms))
 
 
 def _facts(
@@ -454,8 +460,8 @@ def _utility(recipe: Recipe, dataset: Dataset, model: Any, paid: PaidScores | No
         private=(SeedValue(seed=recipe.run.seed, value=values[metric]),)
         if metric in values
         else (),
-        majority=majority_share(dataset.y_test) if is_exact else None,
-        others={name: value for name, value in values.items() if name != metric},
+        majority=majority_share(dataset.y_test) if is_exact else values.get(COMMONEST),
+        others={name: v for name, v in values.items() if name not in (metric, COMMONEST)},
         n_test=n_test,
         intervals={} if paid is None else paid.intervals,
     )

@@ -16,6 +16,11 @@ from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.irls import IRLSFit
 from tacit.regression.newton import NewtonFit, Uncertainty
 
+_ENCODED = (
+    "one unit of a feature that a Schema scaled to [-1, 1] is half of its\ndeclared range; "
+    "tacit regress prints the units of the file"
+)
+
 
 class Ends(NamedTuple):
     """Lower and upper ends, one entry per coefficient or per row."""
@@ -177,6 +182,8 @@ class InferenceMixin:
         if inference.residual_std is not None:
             facts.append(("Residual std", f"{inference.residual_std:.4g}"))
         facts.append(("Uncertainty", "sampling and privacy noise"))
+        if as_bounds(self.bounds, name="bounds").labels:
+            facts.append(("Units", _ENCODED))
         if inference.groups:
             names = ", ".join(inference.names[group[0]] for group in inference.groups)
             facts.append(("Compared with", names))

@@ -7,9 +7,9 @@ from tacit.experiments import Facts, RunFolder
 from tacit.report.page import Section
 
 _TEXT = (
-    "In the units of the file. The coefficient makes the predictions, and is shrunk where noise asks "
-    "for it. The estimate is not shrunk; its standard error and interval cover sampling and privacy "
-    "noise. They were computed from released values and cost nothing more."
+    "In the units of the file. The coefficient makes the predictions, and is shrunk where noise "
+    "asks for it. The estimate is not shrunk; its standard error and interval cover sampling and "
+    "privacy noise. They were computed from released values and cost nothing more."
 )
 
 

@@ -209,8 +209,15 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
     numbers.append(Number(f"private {utility.metric}", shown(utility.mean), about))
     if "auc" in utility.intervals:
         low, high = utility.intervals["auc"]
-        value = f"{utility.others['auc']:.4f}"
-        numbers.append(Number("private AUC", value, f"95 % interval {low:.4f} to {high:.4f}"))
+        if low <= 0 and high >= 1:
+            numbers.append(Number("private AUC", "not measured", "the noise was too large"))
+        else:
+            value = f"{utility.others['auc']:.4f}"
+            numbers.append(Number("private AUC", value, f"95 % interval {low:.4f} to {high:.4f}"))
+    if utility.majority is not None:
+        numbers.append(
+            Number("commonest class", shown(utility.majority), "what a constant answer reaches")
+        )
     if utility.non_private:
         mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
         cost = 100 * (mean - utility.mean)
