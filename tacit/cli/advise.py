@@ -45,11 +45,18 @@ def advise(
         records = count_rows(table, Dialect() if declared is None else declared.dialect)
     if records is None or n_features is None:
         raise ValueError("advise needs a table or --records, and --schema or --columns.")
-    size = {"n_records": records, "n_features": n_features}
     if n_classes is None:
-        found = advise_linear(**size, epsilon=epsilon, delta=delta)
+        found = advise_linear(
+            n_records=records, n_features=n_features, epsilon=epsilon, delta=delta
+        )
     else:
-        found = advise_on(**size, epsilon=epsilon, delta=delta, n_classes=n_classes)
+        found = advise_on(
+            n_records=records,
+            n_features=n_features,
+            epsilon=epsilon,
+            delta=delta,
+            n_classes=n_classes,
+        )
     if as_json:
         shared.print_json({"records": records, "features": n_features, **found.to_dict()})
         return

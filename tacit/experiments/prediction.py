@@ -107,9 +107,13 @@ def _interval(
             f"the model in {run.path} has no intervals. Fit it with tacit regress, a delta above 0 "
             "and --method auto or gradient; models of earlier versions must be fitted again."
         )
-    arrays = {k: np.asarray(stored[k], float) for k in ("estimates", "covariance", "hidden")}
-    names = ("intercept", *content["features"])
-    inference = Inference(names=names, residual_std=stored["residual_std"], **arrays)
+    inference = Inference(
+        names=("intercept", *content["features"]),
+        estimates=np.asarray(stored["estimates"], float),
+        covariance=np.asarray(stored["covariance"], float),
+        hidden=np.asarray(stored["hidden"], float),
+        residual_std=stored["residual_std"],
+    )
     return inference.prediction_interval(np.column_stack([np.ones(len(x)), x]), confidence)
 
 

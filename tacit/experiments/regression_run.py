@@ -235,7 +235,7 @@ def _count_left_out(
         confidence=_CONFIDENCE,
         ledger=ledger,
         relation=ledger.relation,
-        rng=rng.spawn(1)[0],  # a stream of its own
+        rng=rng,
     )
     return _LeftOut(found, _COUNT_SHARE * epsilon)
 
