@@ -46,8 +46,8 @@ class PaidScores(NamedTuple):
 
 
 def says_nothing(name: str, interval: tuple[float, float]) -> bool:
-    """Return whether the interval of an AUC, or of a class's share, is that of any records."""
-    return name in ("auc", COMMONEST) and interval[0] <= 0 and interval[1] >= 1
+    """Return whether the interval of an accuracy, AUC or share holds everything from 0 to 1."""
+    return name in ("accuracy", "auc", COMMONEST) and interval[0] <= 0 and interval[1] >= 1
 
 
 def pay_once(run: RunFolder, score: Callable[[], PaidScores]) -> PaidScores:

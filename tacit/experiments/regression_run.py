@@ -378,7 +378,9 @@ def _evaluate(
         return None
     x, y = dataset.x_test, dataset.y_test
     predicted = model.predict(x) if len(x) else np.zeros(0)
-    odds = model.decision_function(x) if dataset.n_classes == 2 else None
+    odds = None
+    if dataset.n_classes == 2:
+        odds = model.decision_function(x) if len(x) else np.zeros(0)
     terms: dict[str, Any] = {  # Any: settings of several types
         "epsilon": settings.evaluation_share * recipe.privacy.budget.epsilon,
         "ledger": ledger,

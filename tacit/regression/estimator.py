@@ -87,9 +87,16 @@ class PrivateEstimator(BaseEstimator):
     def _fit_table(
         self, X: ArrayLike, y: ArrayLike, *, y_numeric: bool = False, accept_sparse: bool = False
     ) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or sparse rows where accepted
-        """Return the private training data as checked arrays; store the number of features."""
+        """Return the private training data as checked arrays; store the number of features.
+
+        If the public number of records is declared, the table may have no rows: all of them may
+        have been left out, and an error would reveal that.
+        """
         refuse_learning_steps()
-        table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
+        least = 1 if getattr(self, "n_records", None) is None else 0
+        table, targets = _validated(
+            self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse, ensure_min_samples=least
+        )
         if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
             raise ValueError(
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
