@@ -75,7 +75,7 @@ Root = Annotated[Path | None, typer.Option(help="Folder of the data sets [$TACIT
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Seed = Annotated[int | None, typer.Option(help="For tests only: a known seed reveals the noise.")]
 LedgerFile = Annotated[Path | None, typer.Option(help="Ledger file that pays for the releases.")]
-WithPage = Annotated[bool, typer.Option(help="Write report.html.")]
+WithPage = Annotated[bool, typer.Option(help="Write report.html beside certificate.json.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TrustCode = Annotated[
     list[str] | None,
@@ -233,7 +233,7 @@ def train_and_print(
         except KeyboardInterrupt:
             typer.echo(f"\ninterrupted; you can go on with: tacit {verb} {folder}", err=True)
             raise typer.Exit(130) from None
-    written = write_page(folder) if page else None
+    written = write_results(folder, page=page)
     if as_json:
         print_json(outcome(facts, folder, written))
     else:
@@ -321,6 +321,20 @@ def write_page(folder: Path) -> Path | None:
         return None
 
 
+def write_results(folder: Path, *, page: bool) -> Path | None:
+    """Write certificate.json of a finished run, and its page if asked for; return the page's path.
+
+    Without a page, or without jinja2, the certificate is written all the same.
+    """
+    from tacit import report
+    from tacit.experiments import RunFolder
+
+    written = write_page(folder) if page else None
+    if written is None:
+        report.write_certificate(RunFolder(folder))
+    return written
+
+
 def round_up(value: float, digits: int = 6) -> str:
     """Return `value` with `digits` significant digits, never below the value itself.
 
@@ -389,13 +403,19 @@ def utility_line(facts: "Facts") -> str:
     if utility.metric in utility.intervals:
         low, high = utility.intervals[utility.metric]
         line += f"   95 % interval {shown(low)} to {shown(high)}, measured with paid noise"
-    if "auc" in utility.intervals:
-        low, high = utility.intervals["auc"]
-        line += f"\nAUC       {utility.others['auc']:.4f}   95 % interval {low:.4f} to {high:.4f}"
     if utility.non_private:
         line += f"   without privacy {shown(utility.non_private[0].value)}"
     if utility.majority is not None:
         line += f"   commonest class {shown(utility.majority)}"
+        if utility.intervals:
+            line += ": what a constant answer reaches"
+    if "auc" in utility.intervals:
+        low, high = utility.intervals["auc"]
+        line += "\nAUC       "
+        if low <= 0 and high >= 1:
+            line += "not measured: the noise was too large to state it"
+        else:
+            line += f"{utility.others['auc']:.4f}   95 % interval {low:.4f} to {high:.4f}"
     return line
 
 

@@ -33,8 +33,11 @@ PublicSample = Annotated[
     typer.Option(help="Table that is public, to check the schema exactly and for free."),
 ]
 Evaluation = Annotated[
-    bool,
-    typer.Option("--evaluation/--no-evaluation", help="Spend a tenth of epsilon on noisy scores."),
+    bool | None,
+    typer.Option(
+        "--evaluation/--no-evaluation",
+        help="Spend a tenth of epsilon on noisy scores [unless they would say nothing].",
+    ),
 ]
 Public = Annotated[
     bool,
@@ -76,7 +79,7 @@ class FitOptions(TableOptions):
     """Options of the verbs that fit a model to a table and measure it."""
 
     public_test: PublicTest = None
-    evaluation: Evaluation = True
+    evaluation: Evaluation = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any
         "name": "table",
         "path": place,
         "schema": schema.to_dict(),
-        "evaluation": "paid" if is_fit and given.evaluation else "none",
+        "evaluation": "paid" if is_fit and given.evaluation is not False else "none",
     }
     if given.records_per_person is not None:
         data["records_per_person"] = given.records_per_person
@@ -192,19 +195,39 @@ def recipe_and_folder(
         raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
     settings = table_settings(table, given)
     settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
+    if method == "regression" and isinstance(given, FitOptions) and given.evaluation is None:
+        _save_evaluation(settings["data"], epsilon)
     run = {} if given.seed is None else {"seed": given.seed}
     recipe = Recipe.from_dict(settings | own | {"run": run}, method=method)
     return recipe, run_folder(given.out, f"{recipe.name}-{method}-epsilon-{epsilon:g}")
 
 
+def _save_evaluation(data: dict[str, Any], epsilon: float) -> None:  # Any: values of a recipe
+    """Turn off a paid R2 that would say nothing, by public facts, and print a note about it."""
+    from tacit.datasets import Schema, count_rows
+    from tacit.experiments import R2_NOT_WORTH, DataSettings, is_r2_worth_paying
+
+    schema = Schema.from_dict(data["schema"])
+    is_paid = data["evaluation"] == "paid" and "public_test" not in data
+    if not is_paid or is_database(data["path"]) or not schema.target or schema.n_classes:
+        return
+    n_records = count_rows(data["path"], schema.dialect)
+    if not is_r2_worth_paying(n_records, epsilon, DataSettings()):
+        data["evaluation"] = "none"
+        typer.echo(f"note: {R2_NOT_WORTH}", err=True)
+
+
 def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", given: TableOptions) -> None:
     """Write the page of a run that fitted coefficients, and print them with cost and quality."""
-    written = shared.write_page(folder) if given.page else None
+    written = shared.write_results(folder, page=given.page)
     fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
     stated = recipe.privacy.delta
     if given.as_json:
-        names = ("coefficients", "references", "informative", "alone", "weight", "misfits")
+        names = ("coefficients", "references", "residual_std", "without_target", "informative",
+                 "alone", "weight", "misfits")  # fmt: skip
         found = {name: fitted[name] for name in names if name in fitted}
+        if "intervals" in fitted:
+            found["coefficient_intervals"] = fitted["intervals"]
         if facts.method == "transfer":
             found["epsilon_per_file"] = recipe.privacy.epsilon
         method = f"{fitted['kind']} regression, {fitted['method']}"
@@ -212,7 +235,9 @@ def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", given: TableOption
             {"method": method, **found, **shared.outcome(facts, folder, written), "delta": stated}
         )
         return
-    print_coefficients(fitted["coefficients"], fitted["references"])
+    print_coefficients(fitted)
+    if share := fitted.get("without_target"):
+        typer.echo(f"about {share['value']:.0%} of the records have no target and were left out")
     if "informative" in fitted:
         typer.echo(f"sources that agree: {', '.join(fitted['informative']) or 'none'}")
     if "weight" in fitted:
@@ -275,13 +300,33 @@ def advised(recipe: "Recipe") -> "Recipe":
     return recipe.with_settings(found.settings())
 
 
-def print_coefficients(values: dict[str, Any], references: dict[str, str]) -> None:
-    """Print coefficients by name; a category with the reference that it is compared with."""
-    labels = {}
-    for name in values:
+def print_coefficients(fitted: dict[str, Any]) -> None:  # Any: JSON values of model.json
+    """Print the coefficients in model.json by name, with standard errors and intervals.
+
+    A category is printed with the reference that it is compared with.
+    """
+    labels, references = {}, fitted["references"]
+    for name in fitted["coefficients"]:
         column = name.partition("=")[0]
         labels[name] = f"{name} (vs {references[column]})" if column in references else name
     width = max(map(len, labels.values()))
-    for name, value in values.items():
-        shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
-        typer.echo(f"{labels[name]:<{width}}  {shown}")
+    intervals = fitted.get("intervals")
+    if intervals is not None:
+        tail = (1 - intervals["confidence"]) / 2
+        ends = (f"[{tail:.3g}", f"{1 - tail:.3g}]")
+        titles = " ".join(f"{t:>12}" for t in ("coef", "estimate", "std err", *ends))
+        typer.echo(f"{'':<{width}}  {titles}")
+    for name, value in fitted["coefficients"].items():
+        shown = [*value] if isinstance(value, list) else [value]
+        if intervals is not None:
+            row = intervals["rows"][name]
+            shown += [row[key] for key in ("estimate", "std_error", "lower", "upper")]
+        numbers = " ".join(f"{'hidden' if v is None else f'{v:.6g}':>12}" for v in shown)
+        typer.echo(f"{labels[name]:<{width}}  {numbers}")
+    if fitted.get("residual_std") is not None:
+        typer.echo(f"residual standard deviation  {fitted['residual_std']:.6g}")
+    if intervals is not None:
+        typer.echo(
+            "coef predicts, and is shrunk where noise asks for it. The estimate is not shrunk; its "
+            "interval covers sampling and privacy noise."
+        )

@@ -23,7 +23,7 @@ def advise(
     ] = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Choose method, batch, clipping norm, learning rate and epochs for a table.
+    """Say which method suits a table, with its settings, and what noise to expect.
 
     The advice uses the number of records, the schema and EPSILON, and reads no value.
 
@@ -33,6 +33,7 @@ def advise(
       tacit advise --records 20000 --columns 30 --epsilon 0.5
     """
     from tacit.datasets import Dialect, Schema, count_rows
+    from tacit.experiments import LinearAdvice, advise_linear
     from tacit.experiments import advise as advise_on
 
     n_features, n_classes = columns, 2
@@ -44,16 +45,26 @@ def advise(
         records = count_rows(table, Dialect() if declared is None else declared.dialect)
     if records is None or n_features is None:
         raise ValueError("advise needs a table or --records, and --schema or --columns.")
-    found = advise_on(
-        n_records=records, n_features=n_features, epsilon=epsilon, delta=delta, n_classes=n_classes
-    )
+    if n_classes is None:
+        found = advise_linear(
+            n_records=records, n_features=n_features, epsilon=epsilon, delta=delta
+        )
+    else:
+        found = advise_on(
+            n_records=records,
+            n_features=n_features,
+            epsilon=epsilon,
+            delta=delta,
+            n_classes=n_classes,
+        )
     if as_json:
         shared.print_json({"records": records, "features": n_features, **found.to_dict()})
         return
     typer.echo(f"{records:,} records, {n_features} features, epsilon {epsilon:g}")
     typer.echo(f"method         {found.method}")
-    typer.echo(f"batch size     {found.batch_size:,}")
-    typer.echo(f"epochs         {found.epochs:g}")
-    typer.echo(f"clipping norm  {found.clip_norm:g}")
-    typer.echo(f"learning rate  {found.learning_rate:g}")
+    if not isinstance(found, LinearAdvice):  # least squares takes none of these
+        typer.echo(f"batch size     {found.batch_size:,}")
+        typer.echo(f"epochs         {found.epochs:g}")
+        typer.echo(f"clipping norm  {found.clip_norm:g}")
+        typer.echo(f"learning rate  {found.learning_rate:g}")
     typer.echo(f"noise          {found.in_words}")

@@ -108,8 +108,7 @@ def pate(
         facts = run_pate(
             plan, out, data=data, ledger=ledger, progress=lambda done, n: show(done, n, "")
         )
-    if page:
-        shared.write_page(out)
+    shared.write_results(out, page=page)
     if as_json:
         shared.print_json(facts.to_dict())
         return

@@ -14,6 +14,10 @@ def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     table: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or Parquet file.")],
     *,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Add intervals with this confidence, such as 0.95 (tacit regress)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; else print it.")] = None,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -25,12 +29,13 @@ def predict(
     \b
     Example:
       tacit predict runs/people-epsilon-1 new.csv --out predicted.csv
+      tacit predict runs/people-regression new.csv --interval 0.95
     """
     from tacit.experiments import predict_table
 
     if out is not None:
         shared.require_file(out)
-    found = predict_table(folder, table)
+    found = predict_table(folder, table, interval=interval)
     if found.undescribed:
         typer.echo(
             "note: some values are not as the schema declares, and were replaced by its rules: "

@@ -43,7 +43,7 @@ def summarize(
         table, given, method="summary", epsilon=epsilon, delta=delta, own=own
     )
     run_summary(recipe, folder)
-    written = shared.write_page(folder) if given.page else None
+    written = shared.write_results(folder, page=given.page)
     stored = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     if given.as_json:
         shared.print_json(

@@ -73,9 +73,8 @@ def sweep(
             typer.echo("\ninterrupted; the same command resumes the sweep.", err=True)
             raise typer.Exit(130) from None
     written = shared.write_page(folder) if given.page else None
-    if written is not None:
-        for cell in result.cells:  # each run may be released alone, with its own certificate
-            shared.write_page(folder / cell.folder)
+    for cell in result.cells:  # each run may be released alone, with its own certificate
+        shared.write_results(folder / cell.folder, page=given.page)
     if given.as_json:
         found = {"folder": str(folder), "page": None if written is None else str(written)}
         shared.print_json(result.to_dict() | found)

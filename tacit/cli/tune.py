@@ -69,7 +69,7 @@ def tune(
     except KeyboardInterrupt:
         typer.echo("\ninterrupted; the same command resumes the search.", err=True)
         raise typer.Exit(130) from None
-    written = shared.write_page(folder) if given.page else None
+    written = shared.write_results(folder, page=given.page)
     found = json.loads((folder / SEARCH).read_text(encoding="utf-8"))
     if given.as_json:
         shown = {name: found[name] for name in ("chosen", "score", "runs", "run_epsilon")}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         read_rows,
         read_table,
         take_rows,
+        with_target,
     )
 
 __all__ = [
@@ -66,12 +67,14 @@ __all__ = [
     "read_rows",
     "read_table",
     "take_rows",
+    "with_target",
 ]
 
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
     "as_dataset column_names count_rows frame_chunks held_out held_out_by_content "
-    "read_cell_chunks read_chunks read_columns read_features read_rows read_table take_rows"
+    "read_cell_chunks read_chunks read_columns read_features read_rows read_table take_rows "
+    "with_target"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -39,6 +39,8 @@ class Parsed(NamedTuple):
     """The number, or the index of the category; NaN if the cell has no value that can be used."""
     is_missing: Flags
     is_outside: Flags
+    is_absent: Flags
+    """Whether the cell has no value that can be used, and the column declares no `missing`."""
 
 
 class CellRules(NamedTuple):
@@ -69,7 +71,8 @@ class Column:
         Turn a number into 0 or 1: whether it reaches this threshold.
     missing
         What a missing value becomes: a number, or one of the categories. Default: the middle of the
-        bounds; no category. Without this setting a missing value counts as outside the domain.
+        bounds; no category. Without this setting a missing value counts as outside the domain, and
+        a record whose target is missing is left out.
     outside
         What a value outside the domain becomes: "clip" (to the nearest bound; the default for
         numbers), "missing" (the default for the others), or one of the categories.
@@ -217,7 +220,9 @@ class Column:
         """
         numbers, is_missing = self._numbers(cells, rules)
         is_outside = ~is_missing & ~self._contains(numbers)
-        return Parsed(self._replaced(numbers, is_outside), is_missing, is_outside)
+        inside = self._inside(numbers, is_outside)
+        is_absent = np.isnan(inside) & (self.missing is None)
+        return Parsed(self._filled(inside), is_missing, is_outside, is_absent)
 
     def plain(self, cells: Cells, rules: CellRules = PLAIN) -> list[Any]:
         """Return what the cells say, before the rules for missing and outside values. Private.
@@ -285,15 +290,18 @@ class Column:
         assert self.upper is not None
         return (numbers >= self.lower) & (numbers <= self.upper)
 
-    def _replaced(self, numbers: Floats, is_outside: Flags) -> Floats:
-        """Return the numbers with the rules for missing and outside values applied."""
-        is_quantity = self.lower is not None
+    def _inside(self, numbers: Floats, is_outside: Flags) -> Floats:
+        """Return the numbers with the rule for outside values applied; NaN where none is left."""
         if self.outside and self.outside in self.categories:
-            numbers = np.where(is_outside, self.categories.index(self.outside), numbers)
-        elif self.outside == MISSING or not is_quantity:
-            numbers = np.where(is_outside, np.nan, numbers)
-        numbers = np.where(np.isnan(numbers), self._absent, numbers)
-        return np.clip(numbers, self.lower, self.upper) if is_quantity else numbers
+            return np.where(is_outside, self.categories.index(self.outside), numbers)
+        if self.lower is None or self.outside == MISSING:
+            return np.where(is_outside, np.nan, numbers)
+        return np.clip(numbers, self.lower, self.upper)
+
+    def _filled(self, numbers: Floats) -> Floats:
+        """Return the numbers with the rule for missing values applied."""
+        filled = np.where(np.isnan(numbers), self._absent, numbers)
+        return filled if self.lower is None else np.clip(filled, self.lower, self.upper)
 
     @property
     def _absent(self) -> float:
@@ -328,7 +336,7 @@ class Column:
     def targets(self, parsed: Parsed) -> np.ndarray:
         """Return the encoded target: a class number, or a number scaled to [-1, 1].
 
-        A row without a usable class gets class 0, because dropping the row would reveal it.
+        Where `Parsed.is_absent`, the number means nothing: such a record must be left out.
         """
         if self.at_least is None and self.n_classes is not None:
             return np.nan_to_num(parsed.values).astype(np.int64)

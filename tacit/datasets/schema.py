@@ -95,6 +95,9 @@ class EncodedRows(NamedTuple):
     """Ids of the persons; None if the schema declares no person."""
     weights: np.ndarray | None
     """Weights divided by their upper bound; None if the schema declares no weight."""
+    has_target: Flags
+    """Which rows have a target that can be used, or one that the schema declares for them; all
+    rows if the target was not read."""
 
 
 class Schema(TransformerMixin, BaseEstimator):
@@ -339,16 +342,19 @@ class Schema(TransformerMixin, BaseEstimator):
     def encode(self, frame: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the encoded features (rows, features) in float32, and the encoded target.
 
-        The target is a class number, or a number scaled to [-1, 1]. A row whose class is not
-        declared gets class 0, because dropping the row would reveal its presence.
+        The target is a class number, or a number scaled to [-1, 1]. A row without a target (missing
+        or not declared, and no `missing` in its declaration) is left out. Each row decides that for
+        itself, so neighboring tables still differ in one row. How many rows are left is private:
+        pass the number of rows of `frame` as `n_records` of an estimator.
         """
         rows = self.encode_rows(self._cells_of(frame, training=True))
         assert rows.y is not None  # the schema's target, checked when the cells were read
-        return rows.x, rows.y
+        return rows.x[rows.has_target], rows.y[rows.has_target]
 
     def encode_rows(self, cells: Mapping[str, Cells]) -> EncodedRows:
         """Return the encoded rows of the columns in `cells`: all of `needed`, or features alone."""
         rules, parts, weights, y, persons = self.dialect.rules, [], None, None, None
+        has_target = None
         flags = [np.isnan(cells[FIELDS])] if FIELDS in cells else []
         for column in self.declared:
             if column.type == "ignored" or column.name not in cells:
@@ -361,14 +367,16 @@ class Schema(TransformerMixin, BaseEstimator):
             if column.type == "weight":
                 weights = parsed.values / (column.upper or 1.0)
             elif column.name == self.target:
-                y = column.targets(parsed)
+                y, has_target = column.targets(parsed), ~parsed.is_absent
             else:
                 parts.append(column.features(parsed))
         parts += [d.encode(cells, rules) for d in _derived(self.derived)]
         x = _joined(parts, cells)
         if FIELDS not in cells:  # a data frame has no lines
             flags.insert(0, np.zeros(len(x), np.bool_))
-        return EncodedRows(x, y, np.stack(flags, axis=1), persons, weights)
+        if has_target is None:
+            has_target = np.ones(len(x), np.bool_)
+        return EncodedRows(x, y, np.stack(flags, axis=1), persons, weights, has_target)
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: ARG002  # the interface of scikit-learn
         """Check the declaration and the names of the columns of `X`; learn nothing from values."""

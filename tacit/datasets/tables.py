@@ -3,6 +3,9 @@
 How a row is read does not depend on any other row, and whether a row is held out depends on that
 row alone. If the schema names persons, one record of each person is kept, or at most k on request,
 so that a person changes at most one record, or k of them, all of which are held out or none.
+
+A record without a target is left out of the training and test records, but not of the count of
+records, which is assumed public: how many targets are missing is private.
 """
 
 import hashlib
@@ -75,14 +78,17 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
 def read_chunks(
     path: str | Path, schema: Schema, *, rows: int = _ROWS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded."""
+    """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded.
+
+    Rows without a target are left out.
+    """
     schema.target_column  # noqa: B018  # raises if there is none
     if schema.unit == "person":
         raise ValueError("a table with a column of type person is read whole: see read_rows.")
     for cells in read_cell_chunks(Path(path), schema, schema.needed, rows=rows):
         found = schema.encode_rows(cells)
         assert found.y is not None  # the schema has a target
-        yield found.x, found.y
+        yield found.x[found.has_target], found.y[found.has_target]
 
 
 def frame_chunks(
@@ -122,8 +128,9 @@ def read_table(
     found = as_dataset(rows, schema, name=_stem(path), test_share=test_share, seed=seed)
     if records_per_person == 1 or rows.persons is None:
         return found
-    trained = ~held_out(rows, test_share, seed=seed)
-    ids = tuple(str(rows.persons[k]) for k in np.flatnonzero(trained))
+    kept = with_target(rows)
+    trained = ~held_out(kept, test_share, seed=seed)
+    ids = tuple(str((kept.persons or ())[k]) for k in np.flatnonzero(trained))
     n = len(set(rows.persons)) if sampled == "persons" else len(rows.persons)
     n_test = round(test_share * n)
     persons = PersonRows(ids, records_per_person, sampled)
@@ -134,20 +141,24 @@ def read_table(
 def as_dataset(
     rows: EncodedRows, schema: Schema, *, name: str, test_share: float, seed: int = 0
 ) -> Dataset:
-    """Return encoded rows as a data set, with `test_share` of them held out for tests."""
-    assert rows.y is not None  # callers read a schema with a target
-    test = held_out(rows, test_share, seed=seed)
-    n_test = round(test_share * len(test))
+    """Return encoded rows as a data set, with `test_share` of them held out for tests.
+
+    Rows without a target are left out of both parts, and counted in `n_records` and `flags`.
+    """
+    n, kept = len(rows.x), with_target(rows)
+    assert kept.y is not None  # callers read a schema with a target
+    test = held_out(kept, test_share, seed=seed)
+    n_test = round(test_share * n)
     return Dataset(
         name=name,
-        x_train=rows.x[~test],
-        y_train=rows.y[~test],
-        x_test=rows.x[test],
-        y_test=rows.y[test],
+        x_train=kept.x[~test],
+        y_train=kept.y[~test],
+        x_test=kept.x[test],
+        y_test=kept.y[test],
         n_classes=schema.n_classes,
         feature_names=schema.feature_names,
         public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
-        n_records=len(test) - n_test,
+        n_records=n - n_test,
         n_held_out=n_test,
         is_test_public=False,
         flags=dict(zip(schema.checked, rows.flags.T, strict=True)),
@@ -185,11 +196,20 @@ def held_out_by_content(
     return np.array(found, np.bool_)
 
 
+def with_target(rows: EncodedRows) -> EncodedRows:
+    """Return the rows that have a target. Private.
+
+    A row without one must be gone before rows are held out: `held_out` numbers equal rows, and a
+    row that is not used may not move those that are.
+    """
+    return take_rows(rows, np.flatnonzero(rows.has_target))
+
+
 def take_rows(rows: EncodedRows, kept: np.ndarray) -> EncodedRows:
     """Return the rows whose numbers are in `kept`."""
     persons = None if rows.persons is None else tuple(rows.persons[k] for k in kept)
     y, weights = (None if part is None else part[kept] for part in (rows.y, rows.weights))
-    return EncodedRows(rows.x[kept], y, rows.flags[kept], persons, weights)
+    return EncodedRows(rows.x[kept], y, rows.flags[kept], persons, weights, rows.has_target[kept])
 
 
 def column_names(path: str | Path, dialect: Dialect) -> dict[str, str]:

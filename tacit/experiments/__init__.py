@@ -17,7 +17,14 @@ Modules that need torch load when one of their names is first used.
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
-from tacit.experiments.advice import Advice, advise
+from tacit.experiments.advice import (
+    R2_NOT_WORTH,
+    Advice,
+    LinearAdvice,
+    advise,
+    advise_linear,
+    is_r2_worth_paying,
+)
 from tacit.experiments.audit import RunAudit, audit_run
 from tacit.experiments.coefficients import Coefficients, coefficients_of
 from tacit.experiments.data import HopelessTable, count_records
@@ -48,7 +55,7 @@ from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_losses
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
-from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
+from tacit.experiments.recipe import MOST_OUTSIDE, DataSettings, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression, run_transfer
 from tacit.experiments.regression_studies import (
     ErrorCurve,
@@ -95,6 +102,7 @@ __all__ = [
     "FACTS",
     "FINETUNE",
     "MOST_OUTSIDE",
+    "R2_NOT_WORTH",
     "RECIPE",
     "SAMPLES",
     "SEARCH",
@@ -104,11 +112,13 @@ __all__ = [
     "Ascent",
     "CanarySettings",
     "Coefficients",
+    "DataSettings",
     "ErrorCurve",
     "Facts",
     "FinetuneSettings",
     "HopelessTable",
     "LanguageModelSettings",
+    "LinearAdvice",
     "LogitStudy",
     "Metric",
     "OnProgress",
@@ -134,11 +144,13 @@ __all__ = [
     "Touch",
     "Utility",
     "advise",
+    "advise_linear",
     "audit_run",
     "claim_fields",
     "coefficients_of",
     "count_records",
     "file_hash",
+    "is_r2_worth_paying",
     "ledger_of_rank",
     "ledger_state",
     "line_data_sets",

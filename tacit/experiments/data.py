@@ -156,12 +156,12 @@ def schema_of(settings: DataSettings) -> "datasets.Schema":
 def read_public(
     file: str, settings: DataSettings, root: str | Path | None
 ) -> "datasets.EncodedRows":
-    """Return the rows of a table that is declared public; raise if the schema does not fit it."""
+    """Return the rows of a public table that have a target; raise if the schema does not fit it."""
     path, schema = locate(file, root), schema_of(settings)
     rows = datasets.read_rows(path, schema)
     flags = dict(zip(schema.checked, rows.flags.T, strict=True))
     refuse_undescribed(path.name, flags, settings.most_outside)
-    return rows
+    return datasets.with_target(rows)
 
 
 def refuse_undescribed(

@@ -104,7 +104,8 @@ class Utility:
     private: tuple[SeedValue, ...]
     non_private: tuple[SeedValue, ...] = ()
     majority: float | None = None
-    """Metric of a model that always answers the most frequent class of the public test split."""
+    """Accuracy of always answering the commonest class of the test records; noisy if the
+    evaluation was paid for."""
     others: dict[str, float] = field(default_factory=dict)
     """Further metrics of the run itself, such as loss and auc."""
     n_test: int = 0

@@ -184,8 +184,16 @@ class RunFolder:
 
         `resume` is the command that resumes the run in the folder. The error message suggests it.
         """
+        if not (self / RECIPE).is_file():
+            return
         trusted = [recipe.model.module.partition(":")[0]]  # the same code as the given recipe
-        if (self / RECIPE).is_file() and Recipe.read(self / RECIPE, trust_code=trusted) != recipe:
+        stored = Recipe.read(self / RECIPE, trust_code=trusted)
+        if stored.data.schema != recipe.data.schema:
+            raise ValueError(
+                f"the schema has changed since the run in {self.path} was begun: choose another "
+                "--out."
+            )
+        if stored != recipe:
             raise ValueError(
                 f"{self.path} holds a run of another recipe. Choose another folder with --out, or "
                 f"go on as it was planned: {resume}"

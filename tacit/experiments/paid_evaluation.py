@@ -14,6 +14,7 @@ from tacit.experiments.folder import RunFolder
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng
 
+COMMONEST = "commonest class"
 _LOG_ODDS = (-6.0, 6.0)  # range of scores in which the AUC is measured
 
 
@@ -26,11 +27,12 @@ class PaidScores(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """The scores by name, where their intervals are finite: others say nothing."""
+        """The scores by name, where their intervals are finite and say something."""
         return {
             name: row["value"]
             for row in self.scores
             if (name := row["statistic"].lower()) in self.intervals
+            and not says_nothing(name, self.intervals[name])
         }
 
     @property
@@ -41,6 +43,11 @@ class PaidScores(NamedTuple):
             for row in self.scores
             if None not in (row["lower"], row["upper"])
         }
+
+
+def says_nothing(name: str, interval: tuple[float, float]) -> bool:
+    """Return whether the interval of an accuracy, AUC or share holds everything from 0 to 1."""
+    return name in ("accuracy", "auc", COMMONEST) and interval[0] <= 0 and interval[1] >= 1
 
 
 def pay_once(run: RunFolder, score: Callable[[], PaidScores]) -> PaidScores:
@@ -64,23 +71,26 @@ def score_classes(
     predicted: np.ndarray,
     log_odds: np.ndarray | None,
     *,
+    n_classes: int | None,
     epsilon: float,
     ledger: Ledger,
     rng: Rng | None = None,
     records_per_person: int = 1,
 ) -> PaidScores:
-    """Return the accuracy, and for two classes the AUC, of predictions on private records.
+    """Return the accuracy, for two classes the AUC, and the share of the commonest class.
 
-    `log_odds` are the scores of the second of two classes; None for more classes. The AUC takes
-    half of `epsilon`. If a person may have several records, which are not independent, intervals
-    are about these records, not about the population they are from.
+    That share is what a constant answer would reach. `log_odds` are the scores of the second of two
+    classes; None for more classes. Half of `epsilon` pays for the accuracy, the other half for the
+    rest: for two classes, the AUC's release also counts the classes.
+
+    If a person may have several records, which are not independent, intervals are about these
+    records, not about the population they are from.
     """
-    terms = _terms(ledger, rng, records_per_person)
-    parts = 1 if log_odds is None else 2
-    found = [summaries.accuracy(y, predicted, epsilon=epsilon / parts, **terms)]
-    if log_odds is not None:
-        found.append(summaries.auc(y, log_odds, bounds=_LOG_ODDS, epsilon=epsilon / parts, **terms))
-    return _paid(found)
+    terms = _terms(ledger, rng, records_per_person) | {"epsilon": epsilon / 2}
+    right = summaries.accuracy(y, predicted, **terms)
+    if log_odds is None:
+        return _paid([right, summaries.commonest_share(y, n_classes=n_classes or 2, **terms)])
+    return _paid([right, *summaries.auc_and_commonest(y, log_odds, bounds=_LOG_ODDS, **terms)])
 
 
 def score_numbers(
@@ -129,7 +139,6 @@ def _terms(ledger: Ledger, rng: Rng | None, records_per_person: int) -> dict[str
 
 
 def _paid(scores: Sequence["summaries.Statistic"]) -> PaidScores:
-    events = tuple(score.event for score in scores if score.event is not None)
-    assert len(events) == len(scores)  # every score was paid for by itself
+    events = tuple(score.event for score in scores if score.event is not None)  # one per payment
     event = events[0] if len(events) == 1 else EventSequence(events)
     return PaidScores(tuple(score.to_dict() for score in scores), event)

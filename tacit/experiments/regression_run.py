@@ -17,27 +17,36 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tacit import datasets  # tables load with scikit-learn, when they are first used
+from tacit import datasets, summaries  # tables load with scikit-learn, when first used
 from tacit import sources as engines
 from tacit.datasets import Dataset
 from tacit.errors import WeakGuarantee
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data as data_of
-from tacit.experiments.coefficients import coefficients_of
+from tacit.experiments.coefficients import coefficients_of, intervals_of
 from tacit.experiments.facts import Facts, SeedValue, Touch, Utility, claim_fields, majority_share
 from tacit.experiments.folder import RunFolder
-from tacit.experiments.paid_evaluation import PaidScores, score_classes, score_numbers, store
+from tacit.experiments.paid_evaluation import (
+    COMMONEST,
+    PaidScores,
+    score_classes,
+    score_numbers,
+    store,
+)
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
 from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import Rng
 
 FITTED = "model.json"
+_COUNT_SHARE = 0.02  # part of a fit's epsilon that counts records without a target
+_CONFIDENCE = 0.997  # of the interval that must exclude "none is missing"
+_SHARE = ("value", "lower", "upper", "confidence")
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class FittedModel:
     """What model.json holds besides coefficients and schema. Any: JSON values."""
     released: tuple[str, ...] = ()
     """What the fit releases besides the coefficients."""
+    counted: Event | None = None
+    """Event of the count of records without a target, if it was paid for."""
 
 
 class Fit(Protocol):
@@ -163,7 +174,10 @@ def _fit_one(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
     (dataset,) = tables
-    options = _options(recipe, dataset, epsilon) | {"ledger": ledger, "random_state": rng}
+    left_out = _count_left_out(recipe, dataset, epsilon, ledger, rng)
+    options = _options(recipe, dataset, epsilon - left_out.epsilon)
+    options |= {"ledger": ledger, "random_state": rng}
+    options["n_records"] = left_out.used_of(dataset.n_records)
     if address := sources_of(recipe):
         model = _fit_in_engine(recipe, address, options)
     else:
@@ -171,7 +185,80 @@ def _fit_one(
         model.fit(dataset.x_train, dataset.y_train)
     used = _method_of(recipe, model)
     kind = "linear" if dataset.n_classes is None else "logistic"
-    return FittedModel(model, f"{kind} regression, {used}", {"method": used})
+    return FittedModel(
+        model,
+        f"{kind} regression, {used}",
+        {"method": used},
+        content=left_out.content,
+        released=tuple(
+            what
+            for what, is_released in (
+                ("standard errors and intervals", getattr(model, "inference_", None) is not None),
+                ("a noisy count of records without a target", left_out.found is not None),
+            )
+            if is_released
+        ),
+        counted=None if left_out.found is None else left_out.found.event,
+    )
+
+
+class _LeftOut(NamedTuple):
+    """How many records of a table have no target: a released count, if one was needed."""
+
+    found: "summaries.OutsideCount | None" = None
+    epsilon: float = 0.0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether records are missing beyond what the noise of the count explains."""
+        return self.found is not None and self.found.share.lower > 0
+
+    def used_of(self, n_records: int) -> int:
+        """Return how many of `n_records` records have a target, as far as the count shows."""
+        if self.found is None or not self.is_clear:
+            return n_records
+        return max(1, round(n_records * (1 - self.found.share.value)))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What model.json says about it. Any: JSON values."""
+        if self.found is None or not self.is_clear:
+            return {}
+        share = self.found.share
+        return {"without_target": {name: getattr(share, name) for name in _SHARE}}
+
+
+def _count_left_out(
+    recipe: Recipe, dataset: Dataset, epsilon: float, ledger: Ledger, rng: Rng
+) -> _LeftOut:
+    """Count the records without a target, for methods that take the number of records as known.
+
+    The functional mechanism and noisy gradients of least squares do: with a number that is too
+    large, the intercept or the residual standard deviation would be wrong. The count is paid for
+    by a part of the fit's `epsilon`.
+    """
+    schema, address = data_of.schema_of(recipe.data), sources_of(recipe)
+    is_adassp = address and recipe.privacy.delta  # what "auto" is in a database
+    needing = ("functional",) if is_adassp else ("functional", "gradient", "auto")
+    has_rule = schema.target_column.missing is not None  # then no record is left out
+    if schema.n_classes is not None or not dataset.flags or has_rule:
+        return _LeftOut()
+    if recipe.regression.method not in needing:
+        return _LeftOut()
+    n = dataset.n_records + (0 if dataset.is_test_public else dataset.n_held_out)
+    kept = len(dataset.y_train) + (0 if dataset.is_test_public else len(dataset.y_test))
+    if address:
+        with engines.open_table(address, schema) as table:
+            kept = table.features(schema).count()
+    found = summaries.count_outside(
+        {schema.target: summaries.FlagCounts(n - kept, n)},
+        epsilon=_COUNT_SHARE * epsilon,
+        confidence=_CONFIDENCE,
+        ledger=ledger,
+        relation=ledger.relation,
+        rng=rng,
+    )
+    return _LeftOut(found, _COUNT_SHARE * epsilon)
 
 
 def _fit_in_engine(recipe: Recipe, table: Any, options: dict[str, Any]) -> Any:
@@ -290,6 +377,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
     """Return the content of model.json: coefficients by name, and the model of encoded rows."""
     schema = data_of.schema_of(recipe.data)
     named = coefficients_of(schema, model.coef_, model.intercept_)
+    inference = getattr(model, "inference_", None)
     return {
         "kind": "linear" if schema.n_classes is None else "logistic",
         "method": _method_of(recipe, model),
@@ -300,6 +388,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
         "coef": np.asarray(model.coef_).tolist(),
         "intercept": np.asarray(model.intercept_).tolist(),
         "schema": schema.to_dict(),
+        **({} if inference is None else intervals_of(schema, inference)),
     }
 
 
@@ -312,7 +401,9 @@ def _evaluate(
         return None
     x, y = dataset.x_test, dataset.y_test
     predicted = model.predict(x) if len(x) else np.zeros(0)
-    odds = model.decision_function(x) if dataset.n_classes == 2 else None
+    odds = None
+    if dataset.n_classes == 2:
+        odds = model.decision_function(x) if len(x) else np.zeros(0)
     terms: dict[str, Any] = {  # Any: settings of several types
         "epsilon": settings.evaluation_share * recipe.privacy.budget.epsilon,
         "ledger": ledger,
@@ -320,7 +411,7 @@ def _evaluate(
     }
     if dataset.n_classes is None:
         return store(run, score_numbers(y, predicted, **terms))
-    return store(run, score_classes(y, predicted, odds, **terms))
+    return store(run, score_classes(y, predicted, odds, n_classes=dataset.n_classes, **terms))
 
 
 def _facts(
@@ -333,7 +424,8 @@ def _facts(
     paid: PaidScores | None,
 ) -> Facts:
     fitted = model.estimator.event_
-    events = (*checked, fitted, *(() if paid is None else (paid.event,)))
+    counted = () if model.counted is None else (model.counted,)
+    events = (*checked, *counted, fitted, *(() if paid is None else (paid.event,)))
     event = events[0] if len(events) == 1 else EventSequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()
     touches = [
@@ -342,6 +434,15 @@ def _facts(
         ),
         Touch(what="preprocessing", how="values scaled by declared bounds", cost="free"),
         *table_touches(recipe.data, dataset, checked, paid and paid.event),
+        *(
+            Touch(
+                what="preprocessing",
+                how="noisy count of records without a target, which are left out",
+                cost="paid",
+                event=event.to_dict(),
+            )
+            for event in counted
+        ),
         Touch(
             what="training",
             how=f"{model.used}: paid before its release",
@@ -387,8 +488,8 @@ def _utility(recipe: Recipe, dataset: Dataset, model: Any, paid: PaidScores | No
         private=(SeedValue(seed=recipe.run.seed, value=values[metric]),)
         if metric in values
         else (),
-        majority=majority_share(dataset.y_test) if is_exact else None,
-        others={name: value for name, value in values.items() if name != metric},
+        majority=majority_share(dataset.y_test) if is_exact else values.get(COMMONEST),
+        others={name: v for name, v in values.items() if name not in (metric, COMMONEST)},
         n_test=n_test,
         intervals={} if paid is None else paid.intervals,
     )

@@ -134,6 +134,8 @@ def read_data_sets(
     del columns[by]
     rest = replace(settings, schema={**settings.schema, "columns": columns})
     rows = datasets.read_rows(path, data_of.schema_of(rest))
+    groups = groups[rows.has_target]
+    rows = datasets.with_target(rows)
     assert rows.y is not None  # the schema has a target
     names, counts = np.unique(groups, return_counts=True)
     order = names[np.argsort(-counts, kind="stable")]

@@ -128,7 +128,7 @@ def _count(
             rng=rng_of(recipe, 1, k, fresh=seed),
             **persons,
         )
-        found.append(_stored(count, settings, table.file))
+        found.append(_stored(count, settings, table.file, epsilon))
     return found
 
 
@@ -184,10 +184,13 @@ def _paid(what: str, how: str, event: Event) -> Touch:
 
 
 def _stored(
-    found: "summaries.OutsideCount", settings: DataSettings, file: str
+    found: "summaries.OutsideCount", settings: DataSettings, file: str, epsilon: float
 ) -> dict[str, Any]:  # Any: JSON values
     share = min(1.0, max(0.0, found.share.value))
-    spent = f"This check spent {100 * settings.check_share:g} % of the budget, and nothing else."
+    spent = (
+        f"The check spent {settings.check_share * epsilon:.3g} of this run's epsilon of "
+        f"{epsilon:.3g}; nothing else was spent. After mending the schema, choose another --out."
+    )
     where = f"{file}, " if file else ""
     return {
         "column": found.column,

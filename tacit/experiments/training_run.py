@@ -42,7 +42,7 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.features import PaidSummary, cache_folder, prepare, summaries_of
 from tacit.experiments.folder import RunFolder, write_whole
-from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes
+from tacit.experiments.paid_evaluation import COMMONEST, PaidScores, pay_once, score_classes
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
 from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
@@ -416,6 +416,7 @@ class Session:
                 self.prepared.y_test,
                 logits.argmax(1),
                 odds,
+                n_classes=logits.shape[1],
                 epsilon=planned.epsilon,
                 ledger=self.ledger,
                 rng=rng_of(self.recipe, 2),
@@ -659,7 +660,7 @@ def _utility(
         metric="accuracy",
         private=(SeedValue(seed=seed, value=last["accuracy"]),) if is_measured else (),
         non_private=(SeedValue(seed=seed, value=twin["accuracy"]),) if twin else (),
-        majority=majority_share(dataset.y_test) if dataset.is_test_public else None,
+        majority=majority_share(dataset.y_test) if dataset.is_test_public else last.get(COMMONEST),
         others=others,
         n_test=dataset.n_held_out if is_measured else 0,
         intervals={} if paid is None else paid.intervals,

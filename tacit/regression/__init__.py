@@ -13,6 +13,7 @@ from tacit.regression.bounds import Bounds
 
 if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
+    from tacit.regression.intervals import Inference
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
     from tacit.regression.per_user import PerUser, fit_for_users
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "FrankWolfe": "frank_wolfe",
+    "Inference": "intervals",
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
     "PerUser": "per_user",
@@ -32,6 +34,7 @@ _HOMES = {
 __all__ = [
     "Bounds",
     "FrankWolfe",
+    "Inference",
     "LinearRegression",
     "LogisticRegression",
     "PerUser",

@@ -88,10 +88,17 @@ class PrivateEstimator(BaseEstimator):
     def _fit_table(
         self, X: ArrayLike, y: ArrayLike, *, y_numeric: bool = False, accept_sparse: bool = False
     ) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or sparse rows where accepted
-        """Return the private training data as checked arrays; store the number of features."""
+        """Return the private training data as checked arrays; store the number of features.
+
+        If the public number of records is declared, the table may have no rows: all of them may
+        have been left out, and an error would reveal that.
+        """
         refuse_learning_steps()
-        table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
         declared = getattr(self, "n_records", None)
+        least = 1 if declared is None else 0
+        table, targets = _validated(
+            self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse, ensure_min_samples=least
+        )
         n_records = table.shape[0] if declared is None else declared  # public: see `public_size`
         WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
         if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
@@ -193,13 +200,17 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
 
 def public_size(n_records: int | None, n_rows: int) -> int:
-    """Return the public number of records: `n_records` if declared, else the number of rows."""
+    """Return the public number of records: `n_records` if declared, else the number of rows.
+
+    More records than rows are accepted, however many: records without a target may have been left
+    out, and how many is private.
+    """
     if n_records is None:
         return n_rows
     declared = whole(n_records=n_records, least=1)
-    if not n_rows / 2 <= declared <= 2 * n_rows:
+    if declared < n_rows / 2:
         raise ValueError(
-            f"n_records must be within a factor of 2 of the rows given, got {declared}. "
+            f"n_records must be at least half of the rows given, got {declared}. "
             "Declare the public size of this table, or leave it None."
         )
     return declared

@@ -16,6 +16,11 @@ from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.irls import IRLSFit
 from tacit.regression.newton import NewtonFit, Uncertainty
 
+_ENCODED = (
+    "one unit of a feature that a Schema scaled to [-1, 1] is half of its\ndeclared range; "
+    "tacit regress prints the units of the file"
+)
+
 
 class Ends(NamedTuple):
     """Lower and upper ends, one entry per coefficient or per row."""
@@ -62,13 +67,22 @@ class Inference:
             matrix[others, reference] = -1
             matrix[0, reference] = 1
         kept = np.delete(np.arange(len(matrix)), [group[0] for group in self.groups])
-        matrix = matrix[kept]
+        return self.mapped([self.names[place] for place in kept], matrix[kept])
+
+    def mapped(
+        self, names: Sequence[str], matrix: Floats, *, offset: ArrayLike = 0.0, unit: float = 1.0
+    ) -> "Inference":
+        """Return the same about the quantities `matrix` @ coefficients + `offset`.
+
+        `unit` is what a difference of 1 between targets becomes.
+        """
+        std = self.residual_std
         return Inference(
-            names=tuple(self.names[place] for place in kept),
-            estimates=matrix @ self.estimates,
+            names=tuple(names),
+            estimates=matrix @ self.estimates + np.asarray(offset, np.float64),
             covariance=matrix @ self.covariance @ matrix.T,
             hidden=matrix @ self.hidden @ matrix.T,
-            residual_std=self.residual_std,
+            residual_std=None if std is None else unit * std,
         )
 
     @property
@@ -168,6 +182,8 @@ class InferenceMixin:
         if inference.residual_std is not None:
             facts.append(("Residual std", f"{inference.residual_std:.4g}"))
         facts.append(("Uncertainty", "sampling and privacy noise"))
+        if as_bounds(self.bounds, name="bounds").labels:
+            facts.append(("Units", _ENCODED))
         if inference.groups:
             names = ", ".join(inference.names[group[0]] for group in inference.groups)
             facts.append(("Compared with", names))

@@ -26,6 +26,7 @@ from tacit.experiments import (
     Sweep,
 )
 from tacit.report.certificate import CONTEXT
+from tacit.report.coefficient_table import coefficients_section
 from tacit.report.declared_columns import columns_section
 from tacit.report.figures import (
     Figure,
@@ -87,8 +88,12 @@ def write_page(folder: str | Path) -> Path:
     certificate = write_certificate(run)
     figures, attacks = run_figures(facts, run), _audit_sections(run)
     recipe = _recipe(run, facts)
-    results = (*_statistics_sections(facts, run), *columns_section(recipe))
-    results += text_sections(facts, run)
+    results = (
+        *_statistics_sections(facts, run),
+        *coefficients_section(facts, run),
+        *columns_section(recipe),
+        *text_sections(facts, run),
+    )
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
     page = page_of(facts, certificate, figures, (*results, *attacks), name=recipe.get("name", ""))
@@ -217,8 +222,15 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
     numbers.append(Number(f"private {utility.metric}", shown(utility.mean), about))
     if "auc" in utility.intervals:
         low, high = utility.intervals["auc"]
-        value = f"{utility.others['auc']:.4f}"
-        numbers.append(Number("private AUC", value, f"95 % interval {low:.4f} to {high:.4f}"))
+        if low <= 0 and high >= 1:
+            numbers.append(Number("private AUC", "not measured", "the noise was too large"))
+        else:
+            value = f"{utility.others['auc']:.4f}"
+            numbers.append(Number("private AUC", value, f"95 % interval {low:.4f} to {high:.4f}"))
+    if utility.majority is not None:
+        numbers.append(
+            Number("commonest class", shown(utility.majority), "what a constant answer reaches")
+        )
     if utility.non_private:
         mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
         cost = 100 * (mean - utility.mean)

@@ -127,6 +127,11 @@ def judge(
     place, trusted = _Place.of(path), None if key is None else _public_key(Path(key))
     if ledger is not None and not Path(ledger).is_file():
         raise LedgerError(f"there is no ledger at {ledger}.")
+    if not place.file.is_file():
+        raise FileNotFoundError(
+            f"{place.file.parent} holds no {place.file.name}, so there is nothing to verify. For a "
+            f"finished run, write it with: tacit report {place.file.parent}"
+        )
     text = read_text(place.file)
     certificate: dict[str, Any] = {}  # Any: JSON values
     try:

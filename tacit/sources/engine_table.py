@@ -28,6 +28,7 @@ from tacit.sources.grid_encoding import (
     encode,
     encode_cells,
     features,
+    has_target,
     person_column,
     person_key,
 )
@@ -48,6 +49,8 @@ from tacit.sources.operations import (
 
 Formulas: TypeAlias = Callable[[Operations], Mapping[str, Expression]]
 """Named formulas about the rows of a table."""
+Condition: TypeAlias = Callable[[Operations], Expression | None]
+"""A formula that is true or false for each row."""
 Chunks: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]]
 """A function that starts one pass over the cells of a table. Any: see `tacit.datasets.Cells`."""
 _MOST_SUMS = 6000  # formulas in one query
@@ -66,7 +69,10 @@ class RawTable(Protocol):
         ...
 
     def features(self, schema: Schema, most: int = 1) -> "EngineTable":
-        """Return the table of features and target on the grid, of the records of `coded`."""
+        """Return the table of features and target on the grid, of the records of `coded`.
+
+        Records without a target are left out.
+        """
         ...
 
     def integers(self, names: Sequence[str]) -> "EngineTable":
@@ -86,6 +92,10 @@ class EngineTable(Protocol):
 
     def extend(self, formulas: Formulas) -> "EngineTable":
         """Return the table with the formulas as further columns, each computed once."""
+        ...
+
+    def keep(self, condition: Condition) -> "EngineTable":
+        """Return the rows for which the condition holds; all rows if it is None."""
         ...
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
@@ -134,7 +144,8 @@ class FrameTable:
             kinds = table._kinds(schema.needed)
             codes = table.stage(lambda ops: encode(schema, kinds, ops, with_rules=True))
         # A stage of its own: several features are made of one code, which is computed once.
-        return codes.stage(lambda ops: features(schema, ops))
+        kept = codes.keep(lambda ops: has_target(schema, ops))
+        return kept.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "FrameTable":
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
@@ -145,6 +156,10 @@ class FrameTable:
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
         with _without_values():
             return FrameTable(self._frame.with_columns(*named))
+
+    def keep(self, condition: Condition) -> "FrameTable":
+        found = condition(self._ops)
+        return self if found is None else FrameTable(self._frame.filter(found))
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         import narwhals.stable.v2 as nw
@@ -260,13 +275,18 @@ class PostgresTable:
 
     def features(self, schema: Schema, most: int = 1) -> "PostgresTable":
         codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
-        return codes.stage(lambda ops: features(schema, ops))
+        kept = codes.keep(lambda ops: has_target(schema, ops))
+        return kept.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "PostgresTable":
         return self._select(_listed(formulas(self._ops)))
 
     def extend(self, formulas: Formulas) -> "PostgresTable":
         return self._select(f"*, {_listed(formulas(self._ops))}")
+
+    def keep(self, condition: Condition) -> "PostgresTable":
+        found = condition(self._ops)
+        return self if found is None else self._select("*", f"WHERE {quoted(found)} ")
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         found = formulas(self._ops)
@@ -308,9 +328,10 @@ class PostgresTable:
     def _rows(self) -> str:
         return f"({self._query}) AS rows"
 
-    def _select(self, columns: str) -> "PostgresTable":
+    def _select(self, columns: str, where: str = "") -> "PostgresTable":
         # OFFSET 0 keeps the server from computing a formula again wherever its name is used.
-        return PostgresTable(self._connection, f"SELECT {columns} FROM {self._rows} OFFSET 0")
+        query = f"SELECT {columns} FROM {self._rows} {where}OFFSET 0"
+        return PostgresTable(self._connection, query)
 
     def _of_persons(self, schema: Schema, kinds: Mapping[str, str], most: int) -> "PostgresTable":
         column, names = person_column(schema), code_names(schema)
@@ -354,7 +375,8 @@ class ChunkTable:
 
     def features(self, schema: Schema, most: int = 1) -> "ArrayTable":
         codes = self.coded(schema, most).stage(lambda ops: apply_rules(schema, ops))
-        return codes.stage(lambda ops: features(schema, ops))
+        kept = codes.keep(lambda ops: has_target(schema, ops))
+        return kept.stage(lambda ops: features(schema, ops))
 
     def integers(self, names: Sequence[str]) -> "ArrayTable":
         """Return the named columns as i0, i1, ...; rows without integers are left out."""
@@ -412,6 +434,14 @@ class ArrayTable:
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
             for part in self._chunks():
                 yield {**part, **formulas(ArrayOperations(dict(part)))}
+
+        return ArrayTable(chunks)
+
+    def keep(self, condition: Condition) -> "ArrayTable":
+        def chunks() -> Iterator[Mapping[str, np.ndarray]]:
+            for part in self._chunks():
+                kept = condition(ArrayOperations(dict(part)))
+                yield part if kept is None else {name: v[kept] for name, v in part.items()}
 
         return ArrayTable(chunks)
 

@@ -85,17 +85,20 @@ def encode_cells(schema: Schema, cells: Mapping[str, Any]) -> dict[str, np.ndarr
     for index, column in enumerate(_coded(schema)):
         parsed = column.parse(cells[column.name], rules)
         values, outside = parsed.values, np.full(len(parsed.values), NO_CATEGORY)
+        is_missing = parsed.is_missing
         if _is_quantity(column):
             lower, scale = _grid(column)
             code = _rounded_array(values, lower, scale)
             # Where the rule is "missing", both sides become the same value.
             outside = np.where(code <= STEPS, BELOW, ABOVE)
+            if column.outside != "missing":  # then only a text that is no number is absent
+                is_missing = is_missing | parsed.is_absent
         elif column.at_least is not None:
             code = (values >= column.at_least).astype(np.int64)
         else:
             code = np.nan_to_num(values, nan=-1.0).astype(np.int64)
         code = np.where(parsed.is_outside, outside, code)
-        codes[f"c{index}"] = np.where(parsed.is_missing, MISSING, code)
+        codes[f"c{index}"] = np.where(is_missing, MISSING, code)
     for index, derived in enumerate(schema.derived_features):
         value = derived.values(cells, rules)
         is_indicator = derived.at_least is not None
@@ -109,8 +112,8 @@ def apply_rules(schema: Schema, ops: Operations) -> dict[str, Expression]:
     """Return the codes of rows with the rules of their columns for cells without a value."""
     codes: dict[str, Expression] = {name: ops.column(name) for name in code_names(schema)}
     for index, column in enumerate(_coded(schema)):
-        code = codes[f"c{index}"]
-        cases = [(code == special, new) for special, new in enumerate_special(_ruled(column))]
+        code, ruled = codes[f"c{index}"], _ruled(column, schema)
+        cases = [(code == special, new) for special, new in enumerate_special(ruled)]
         codes[f"c{index}"] = ops.where(cases, code)
     return codes
 
@@ -118,18 +121,15 @@ def apply_rules(schema: Schema, ops: Operations) -> dict[str, Expression]:
 def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
     """Return the features z0, z1, ... and, if declared, the target y, from codes with rules.
 
-    A numeric target is on the grid like a feature; a target with classes is its class number, and
-    0 without a usable class.
+    A numeric target is on the grid like a feature; a target with classes is its class number. Rows
+    without a target must have been left out (`has_target`).
     """
     found: list[Expression] = []
     target: dict[str, Expression] = {}
     for index, column in enumerate(_coded(schema)):
         code = ops.column(f"c{index}")
         if column.name == schema.target:
-            if column.n_classes is None:
-                target["y"] = _centered(column, code, ops)
-            else:
-                target["y"] = ops.where([(code < 0, 0)], code)
+            target["y"] = code if column.n_classes else _centered(column, code, ops)
         elif column.type == "category":
             found += [ops.where([(code == k, STEPS)], 0) for k in range(len(column.categories))]
         elif column.is_indicator:
@@ -140,6 +140,14 @@ def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
         code = ops.column(f"d{index}")
         found.append(code * STEPS if derived.at_least is not None else code - STEPS)
     return {**{f"z{k}": z for k, z in enumerate(found)}, **target}
+
+
+def has_target(schema: Schema, ops: Operations) -> Expression | None:
+    """Return whether a row of codes with rules has a target; None if the schema names none."""
+    for index, column in enumerate(_coded(schema)):
+        if column.name == schema.target:
+            return ops.column(f"c{index}") >= 0
+    return None
 
 
 def flags(schema: Schema, ops: Operations) -> dict[str, Expression]:
@@ -250,7 +258,7 @@ def _code(
     column: Column, kind: str, ops: Operations, schema: Schema, *, with_rules: bool
 ) -> Expression:
     """Return the code of a column of an engine."""
-    instead = _ruled(column) if with_rules else [MISSING, BELOW, ABOVE]
+    instead = _ruled(column, schema) if with_rules else [MISSING, BELOW, ABOVE]
     if column.categories or column.type == "boolean":
         return _category_code(column, kind, ops, schema, instead)
     if kind == TEXT:
@@ -263,7 +271,7 @@ def _code(
     if column.at_least is not None:
         return ops.where([absent, (value >= float(column.at_least), 1)], 0)
     lower, upper = _ends(column)
-    if with_rules:  # without a detour through the codes of cells without a value
+    if with_rules and min(instead) >= 0:  # no detour through codes of cells without a value
         unknown, low, high = (float(number) for number in _special(column).values)
         value = ops.within(column.name, kind, (lower, upper), (unknown, low, high))
         return _rounded(value, *_grid(column), ops)
@@ -311,14 +319,21 @@ def _special(column: Column) -> Parsed:
     return column.parse(np.array([math.nan, -math.inf, math.inf]))
 
 
-def _ruled(column: Column) -> list[int]:
-    """Return the codes that the rules give to `_special` cells, in the same order."""
-    values = _special(column).values
+def _ruled(column: Column, schema: Schema) -> list[int]:
+    """Return the codes that the rules give to `_special` cells, in the same order.
+
+    A target without a usable value keeps the code `MISSING`: its row is left out.
+    """
+    values, *_, is_absent = _special(column)
     if _is_quantity(column):
-        return _rounded_array(values, *_grid(column)).tolist()
-    if column.at_least is not None:
-        return [int(values[0] >= column.at_least)]
-    return np.nan_to_num(values, nan=-1.0).astype(int).tolist()
+        codes = _rounded_array(values, *_grid(column))
+    elif column.at_least is not None:
+        codes = (values >= column.at_least).astype(np.int64)
+    else:
+        codes = np.nan_to_num(values, nan=MISSING).astype(np.int64)
+    if column.name == schema.target:
+        codes = np.where(is_absent, MISSING, codes)
+    return codes.tolist()
 
 
 def _numbers_in(texts: Sequence[str], kind: str) -> list[float]:

@@ -65,11 +65,12 @@ def moments(
 ) -> GridMoments:
     """Return the second moments of a table by its schema, in one pass. Private.
 
-    `table` is what `open_table` takes. Rows longer than `row_norm` are shrunk to it. If the schema
-    has a column of type person, at most `records_per_person` records of each person are used.
+    `table` is what `open_table` takes. Rows without a target are left out. Rows longer than
+    `row_norm` are shrunk to it. If the schema has a column of type person, at most
+    `records_per_person` records of each person are used.
 
     >>> import pandas as pd
-    >>> people = pd.DataFrame({"age": [20.0, 60.0], "pay": [0.0, float("nan")]})
+    >>> people = pd.DataFrame({"age": [20.0, 60.0, 60.0], "pay": [0.0, 5.0, float("nan")]})
     >>> schema = Schema({"age": [20, 60], "pay": [0, 10]}, target="pay")
     >>> moments(people, schema).scaled().cross.round(3).tolist()
     [-1.0, 1.0]
@@ -140,10 +141,14 @@ class PartialMoments:
         self.schema = schema
         size = len(schema.feature_names) + 2
         self.moments = GridMoments(np.zeros((size, size), np.int64))
+        self.n_records = 0
+        """Number of all rows, with a target or without; assumed public."""
 
     def partial_fit(self, chunk: Any) -> Self:  # Any: what `open_table` takes
         """Add the rows of a chunk."""
-        self.moments += moments(chunk, self.schema)
+        with open_table(chunk, self.schema) as opened:
+            self.moments += _moments(opened.features(self.schema), self.schema, math.inf)
+            self.n_records += opened.coded(self.schema).count()
         return self
 
 
@@ -180,13 +185,13 @@ def fit_linear(
         if table.schema.to_dict() != schema.to_dict():
             raise ValueError("these moments were computed by another schema: give that one.")
         known = table.moments
-        n_rows = _size(lambda: known.n_rows, n_records)
+        n_rows = _size(lambda: table.n_records, n_records)
         return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
         rows = opened.features(schema, most)
         facts = {
             "n_features": n_features,
-            "n_records": _size(rows.count, n_records),
+            "n_records": _size(opened.coded(schema, most).count, n_records),
             "is_user": schema.unit == "person",
         }
 
@@ -210,7 +215,7 @@ def _require_features(schema: Schema) -> int:
 
 
 def _size(count: Callable[[], int], n_records: int | None) -> int:
-    """Return the public number of records; that of the table, unless one is declared."""
+    """Return the public number of records: that declared, or all, with a target or without."""
     if n_records is not None:
         return require_few_rows(whole(n_records=n_records, least=1))
     found = require_few_rows(count())
@@ -367,7 +372,7 @@ def fit_logistic(
         rows = opened.features(schema, most)
         facts = {
             "classes": schema.classes,
-            "n_records": _size(rows.count, n_records),
+            "n_records": _size(opened.coded(schema, most).count, n_records),
             "is_user": schema.unit == "person",
         }
 

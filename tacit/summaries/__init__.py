@@ -16,7 +16,16 @@ from tacit.summaries.counts import (
     histogram,
 )
 from tacit.summaries.describe import Tally, describe
-from tacit.summaries.noisy_scores import accuracy, auc, log_loss, mean_squared_error, r2
+from tacit.summaries.noisy_scores import (
+    accuracy,
+    auc,
+    auc_and_commonest,
+    commonest_share,
+    log_loss,
+    mean_squared_error,
+    r2,
+    r2_half_width,
+)
 from tacit.summaries.payment import ReleaseTerms
 from tacit.summaries.quantiles import PrivateBounds, private_bounds, quantiles
 from tacit.summaries.statistic import Statistic, StatisticTable
@@ -31,7 +40,9 @@ __all__ = [
     "Tally",
     "accuracy",
     "auc",
+    "auc_and_commonest",
     "choose_bound",
+    "commonest_share",
     "contingency_table",
     "count",
     "count_outside",
@@ -45,5 +56,6 @@ __all__ = [
     "private_bounds",
     "quantiles",
     "r2",
+    "r2_half_width",
     "variance",
 ]

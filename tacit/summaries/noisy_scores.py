@@ -65,6 +65,35 @@ def accuracy(
     return Statistic("accuracy", *found, checked.confidence, about, event=event)
 
 
+class AUCAndCommonest(NamedTuple):
+    """The AUC, and the share of the commonest class, from one release."""
+
+    auc: Statistic
+    commonest: Statistic
+
+
+def commonest_share(
+    labels: ArrayLike, *, n_classes: int, about: str = POPULATION, **terms: Unpack[ReleaseTerms]
+) -> Statistic:
+    """Return the private share of the commonest class: the accuracy of a constant answer.
+
+    Guarantee: (epsilon, delta)-DP. One record adds 1 to the cell of its class, 0 to
+    `n_classes` - 1; another label counts as class 0.
+
+    >>> round(commonest_share([0, 1, 1, 2] * 999, n_classes=3, epsilon=9.0, rng=0).value, 1)
+    0.5
+    """
+    checked, classes = Terms.check(terms), np.arange(whole(n_classes=n_classes, least=2))
+    check_about(about)
+    places = numbers(labels)
+    places = np.where(np.isin(places, classes), places, 0).astype(np.int64)
+    division = checked.divide([one_cell_block(checked, len(classes), len(places))])
+    event = division.pay("share of the commonest class")
+    block = division.noises[0].release(cell_counts(places, len(classes)), checked.rng)
+    found = _commonest(block, np.eye(len(classes)), about, checked.confidence)
+    return replace(found, event=event)
+
+
 def auc(
     labels: ArrayLike,
     scores: ArrayLike,
@@ -89,6 +118,26 @@ def auc(
     is hidden by the noise, the interval is [0, 1]. `positive_label` marks the positive class; every
     other label is negative. A score that is no number counts as the lowest.
     """
+    return auc_and_commonest(
+        labels, scores, positive_label=positive_label, bounds=bounds, n_bins=n_bins, about=about,
+        **terms,
+    ).auc  # fmt: skip
+
+
+def auc_and_commonest(
+    labels: ArrayLike,
+    scores: ArrayLike,
+    *,
+    positive_label: Any = 1,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    n_bins: int | None = None,
+    about: str = POPULATION,
+    **terms: Unpack[ReleaseTerms],
+) -> AUCAndCommonest:
+    """Return the AUC as `auc` does, with the share of the commoner class at no further cost.
+
+    The histograms that the AUC is computed from also count the classes.
+    """
     checked, range_ = Terms.check(terms), as_range(bounds)
     bins = _bins_for(checked.epsilon) if n_bins is None else whole(n_bins=n_bins, least=2)
     check_about(about)
@@ -100,7 +149,10 @@ def auc(
     cells = bin_codes(unit, bins) + np.where(is_positive, bins, 0)
     block = division.noises[0].release(cell_counts(cells, 2 * bins), checked.rng)
     found = _auc_interval(block, bins, about, checked.confidence)
-    return Statistic("AUC", *found, checked.confidence, about, event=event)
+    return AUCAndCommonest(
+        Statistic("AUC", *found, checked.confidence, about, event=event),
+        _commonest(block, np.repeat(np.eye(2), bins, axis=1), about, checked.confidence),
+    )
 
 
 def r2(
@@ -252,6 +304,28 @@ def _r2_interval(
     worst = np.inf if upper >= 1 or sums.is_lost else float(ratio_of(upper))
     best = 0.0 if sums.is_lost else float(ratio_of(lower))
     return Interval(1 - ratio, 1 - worst, 1 - best)
+
+
+def _commonest(block: NoisyBlock, classes: Floats, about: str, confidence: float) -> Statistic:
+    """Return the share of the class with most records; `classes` (k, cells) marks the cells."""
+    largest = max(classes, key=lambda cells: float(block.total(cells)))
+    value, lower, upper = share_interval(block, largest, about, confidence)
+    value = max(value, 1 / len(classes))  # the share of the commonest class is never less
+    return Statistic("commonest class", value, lower, upper, confidence, about)
+
+
+def r2_half_width(n_records: int, *, epsilon: float, relative_std: float = 1 / 6) -> float:
+    """Return about how far the noise alone moves `r2` of `n_records` records, at 95 % confidence.
+
+    `relative_std` is the standard deviation of the targets as a share of the width of their bounds;
+    1/6 are bounds of three standard deviations to both sides. This is the noise of the squared
+    errors (Laplace noise exceeds its scale times log(20) with probability 5 %) over SST.
+
+    >>> round(r2_half_width(4000, epsilon=0.1), 2)
+    0.39
+    """
+    scale = 1 / (_R2_SHARES[1] * positive(epsilon=epsilon))
+    return float(np.log(20) * scale / (whole(n_records=n_records, least=1) * relative_std**2))
 
 
 def _bins_for(epsilon: float) -> int:

@@ -395,6 +395,7 @@ class FinetuneSession(Session):
                 return score_losses(found.losses, upper=text.loss_upper, **terms)
             logits = found.logits
             odds = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
+            terms["n_classes"] = dataset.n_classes
             return score_classes(dataset.y_test, logits.argmax(1), odds, **terms)
 
         return pay_once(self.folder, pay)

@@ -98,14 +98,14 @@ def test_a_run_that_was_killed_after_the_payment_does_not_pay_again(
         patch.setattr(regression_run, "fitted_model", kill)
         assert call(*options).exit_code == 130
     with Ledger(folder / "a.ledger") as ledger:
-        assert len(ledger.history()) == 2  # the check and the fit
+        assert len(ledger.history()) == 3  # the check, the count of missing targets and the fit
     assert call("regress", folder / "run", "--no-page").exit_code == 0
     with Ledger(folder / "a.ledger") as ledger:
-        assert len(ledger.history()) == 3  # and the evaluation
+        assert len(ledger.history()) == 4  # and the evaluation
     stored = json.loads((folder / "run" / "model.json").read_text())
     assert np.asarray(stored["coef"]).tobytes() == released[0]  # the same noise
     facts = json.loads((folder / "run" / "facts.json").read_text())
-    assert facts["ledger_state"]["entries_of_run"] == [1, 2, 3]
+    assert facts["ledger_state"]["entries_of_run"] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -135,5 +135,97 @@ def test_an_overspent_ledger_stops_the_fit_with_one_line(folder: Path) -> None:
     assert result.exit_code == 2
     assert "would pass the budget" in result.output
     with Ledger(file) as ledger:
-        (entry,) = ledger.history()
+        entries = ledger.history()  # the check, and the count of missing targets
+    assert len(entries) == 2
+    for entry in entries:
         assert entry.note.startswith("count of values outside the declared domain")
+
+
+WORK = """
+target = "y"
+[columns]
+x = [0, 10]
+g = ["a", "b"]
+y = [0, 40]
+"""
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A folder with y = 5 + 2 x + 3 [g = b] + noise of deviation 1, of which 8 % are missing."""
+    rng = np.random.default_rng(0)
+    n = 20_000
+    x, b = rng.uniform(0, 10, n), rng.random(n) < 0.5
+    y = np.where(rng.random(n) < 0.08, np.nan, 5 + 2 * x + 3 * b + rng.normal(0, 1, n))
+    rows = zip(x, np.where(b, "b", "a"), y, strict=True)
+    text = "".join(f"{x:.3f},{g},{'' if np.isnan(y) else f'{y:.3f}'}\n" for x, g, y in rows)
+    (tmp_path / "t.csv").write_text(f"x,g,y\n{text}")
+    (tmp_path / "t.toml").write_text(WORK)
+    return tmp_path
+
+
+TRUTH = {"(intercept)": 5, "x": 2, "g=b": 3}
+
+
+@pytest.mark.parametrize("delta", [1e-6, pytest.param(0, marks=pytest.mark.slow)])
+def test_missing_targets_are_left_out_of_the_fit(lines: Path, delta: float) -> None:
+    result = call("regress", lines / "t.csv", "--schema", lines / "t.toml", "--epsilon", 3,
+                  "--delta", delta, "--out", lines / "run", "--no-page", "--seed", 3,
+                  "--no-evaluation")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "8% of the records have no target and were left out" in result.output
+    model = json.loads((lines / "run" / "model.json").read_text())
+    assert model["coefficients"] == pytest.approx(TRUTH, rel=0.1)
+    assert model["without_target"]["value"] == pytest.approx(0.08, abs=0.02)
+    assert model.get("residual_std", 1) == pytest.approx(1, rel=0.05)
+    assert json.loads((lines / "run" / "facts.json").read_text())["epsilon"] <= 3
+
+
+def test_intervals_are_printed_stored_and_predicted(lines: Path) -> None:
+    result = call("regress", lines / "t.csv", "--schema", lines / "t.toml", "--epsilon", 0.5,
+                  "--out", lines / "run", "--no-page", "--seed", 0)  # fmt: skip
+    assert "R2 is not measured: its interval would be too wide" in result.output
+    for text in ("std err", "[0.025", "residual standard deviation", "g=b (vs a)"):
+        assert text in result.output
+    model = json.loads((lines / "run" / "model.json").read_text())
+    for name, row in model["intervals"]["rows"].items():
+        assert row["lower"] <= row["estimate"] <= row["upper"]
+        assert abs(row["estimate"] - TRUTH[name]) < 4 * row["std_error"]
+    (lines / "new.csv").write_text("x,g\n5,a\n2,b\n")
+    found = json.loads(
+        call("predict", lines / "run", lines / "new.csv", "--interval", 0.95, "--json").stdout
+    )["predictions"]
+    for row, truth in zip(found, (15, 12), strict=True):
+        assert row["y_lower"] < row["y"] < row["y_upper"]
+        assert row["y"] == pytest.approx(truth, abs=0.5)
+        assert row["y_upper"] - row["y_lower"] == pytest.approx(2 * 1.96, rel=0.1)
+    # Without a page there is a certificate, and a missing one is named in one sentence.
+    assert call("verify", lines / "run").exit_code == 0
+    (lines / "run" / "certificate.json").unlink()
+    assert "holds no certificate.json" in call("verify", lines / "run").output
+    # A model of an earlier version has no intervals.
+    (lines / "run" / "model.json").write_text(
+        json.dumps({k: v for k, v in model.items() if k not in ("intervals", "inference")})
+    )
+    assert call("predict", lines / "run", lines / "new.csv").exit_code == 0
+    refused = call("predict", lines / "run", lines / "new.csv", "--interval", 0.95)
+    assert "has no intervals" in refused.output
+
+
+def test_a_changed_schema_asks_for_another_folder(lines: Path) -> None:
+    options = ["regress", lines / "t.csv", "--out", lines / "run", "--no-page", "--epsilon", 2,
+               "--schema"]  # fmt: skip
+    (lines / "wrong.toml").write_text(WORK.replace("x = [0, 10]", "x = [0, 1]"))
+    stopped = call(*options, lines / "wrong.toml")
+    assert "spent 0.1 of this run's epsilon of 2" in stopped.output
+    again = call(*options, lines / "t.toml")
+    assert "the schema has changed since the run" in again.output
+    assert "as it was planned" not in again.output
+
+
+def test_advice_for_a_number_names_no_setting_of_training(lines: Path) -> None:
+    result = call("advise", lines / "t.csv", "--schema", lines / "t.toml", "--epsilon", 1)
+    assert result.exit_code == 0, result.output
+    assert "variance of the residuals" in result.output
+    assert "R2 is not measured" in result.output
+    assert not any(word in result.output for word in ("batch", "epochs", "clipping", "rate"))

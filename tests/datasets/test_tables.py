@@ -37,10 +37,11 @@ def table(tmp_path):
 
 def test_numbers_are_clipped_to_the_declared_bounds_and_scaled(table):
     x, y = next(read_chunks(table, Schema.parse(SCHEMA)))
-    assert x[:, 0].tolist() == [-1.0, 1.0, 0.0, 0.0, pytest.approx(16 / 36)]
-    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 0], [1, 0], [0, 1]]
-    assert x[:, 3].tolist() == [0, 1, 0, 0, 1]
-    assert y.tolist() == [0, 1, 0, 0, 1]
+    # the income of the fourth record is no declared class, so the record is left out
+    assert x[:, 0].tolist() == [-1.0, 1.0, 0.0, pytest.approx(16 / 36)]
+    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 0], [0, 1]]
+    assert x[:, 3].tolist() == [0, 1, 0, 1]
+    assert y.tolist() == [0, 1, 0, 1]
 
 
 def test_chunks_and_parquet_give_the_same_features(table, tmp_path):
@@ -58,7 +59,7 @@ def test_an_added_line_moves_no_other_row_between_training_and_test(tmp_path):
     schema = Schema({"a": [0, 3], "y": ["0", "1"]}, target="y")
     lines = [f"{a},{y}" for a, y in rng.integers(0, 4, (200, 2)) % [4, 2]]
     for place in (0, 57, 200):
-        for added in ("1,0", "3,1", 'x,"y', ""):
+        for added in ("1,0", "3,1", ",1", "2,", 'x,"y', ""):
             parts = []
             for some in (lines, lines[:place] + [added] + lines[place:]):
                 (tmp_path / "t.csv").write_text("\n".join(["a,y", *some]) + "\n")
@@ -66,7 +67,7 @@ def test_an_added_line_moves_no_other_row_between_training_and_test(tmp_path):
                 parts.append([_multiset(found.x_train, found.y_train),
                               _multiset(found.x_test, found.y_test)])  # fmt: skip
             changes = [((b - a) + (a - b)).total() for a, b in zip(*parts, strict=True)]
-            assert sum(changes) == (added != "")
+            assert sum(changes) == (added in ("1,0", "3,1", ",1"))  # the others have no target
 
 
 def _multiset(x: np.ndarray, y: np.ndarray) -> Counter:
@@ -106,7 +107,44 @@ def test_a_missing_column_is_an_error_that_shows_no_value(table):
         list(read_chunks(table, schema))
 
 
-def test_a_threshold_makes_two_classes_and_a_missing_number_is_below(tmp_path):
+TARGETS = {  # a declaration, cells that are a target, and cells that are none
+    "number": ({"lower": 0, "upper": 10}, ["5", "12", "-3", "inf"], ["", "NA", "odd", "nan"]),
+    "strict number": ({"lower": 0, "upper": 10, "outside": "missing"}, ["5"], ["12", "-3", "?"]),
+    "boolean": ({"type": "boolean"}, ["yes", "0"], ["", "perhaps", "2"]),
+    "threshold": ({"at_least": 7}, ["7", "-inf"], ["", "odd"]),
+    "category": ({"categories": ["a", "b"]}, ["a", "b"], ["", "c"]),
+    "with a default": ({"categories": ["a", "b"], "outside": "b"}, ["a", "c"], [""]),
+    "ordered": ({"type": "ordered", "categories": ["a", "b"]}, ["a", "b"], ["NULL", "c"]),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_record_without_a_target_is_left_out_and_counted(tmp_path, kind):
+    declared, good, bad = TARGETS[kind]
+    cells = [good[0], *bad, *good, *bad] * 3
+    schema = Schema({"x": [0, 99], "y": declared}, target="y")
+    x = np.arange(len(cells)) % 50
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{a},{b}\n" for a, b in zip(x, cells, strict=True)))
+    found = read_table(path, schema, test_share=0.4)
+    assert (found.n_records + found.n_held_out, len(found.flags["y"])) == (len(cells),) * 2
+    kept = np.array([cell in good for cell in cells])
+    assert len(found.x_train) + len(found.x_test) == kept.sum()
+    ((x_read, _),) = read_chunks(path, schema)
+    assert x_read[:, 0] == pytest.approx(schema.transform(pd.DataFrame({"x": x[kept]}))[:, 0])
+    x_frame, y_frame = schema.encode(pd.DataFrame({"x": x, "y": cells}))
+    assert len(x_frame) == len(y_frame) == kept.sum()
+
+
+def test_a_declared_value_for_missing_targets_keeps_every_record(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,\n2,9\n3,odd\n")
+    schema = Schema({"x": [0, 4], "y": {"lower": 0, "upper": 10, "missing": 0}}, target="y")
+    ((_, y),) = read_chunks(path, schema)
+    assert y.tolist() == [-1, pytest.approx(0.8), -1]
+
+
+def test_a_threshold_makes_two_classes_and_a_missing_number_is_none(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,income\n1,5\n2,\n3,9\n4,7\n")
     schema = datasets.Schema.parse(
@@ -114,7 +152,7 @@ def test_a_threshold_makes_two_classes_and_a_missing_number_is_below(tmp_path):
     )
     assert schema.n_classes == 2
     ((_, y),) = datasets.read_chunks(path, schema)
-    assert y.tolist() == [0, 0, 1, 1]
+    assert y.tolist() == [0, 1, 1]
     with pytest.raises(ValueError, match="one of the three"):
         datasets.Schema.parse('target = "a"\n[columns.a]\nat_least = 7\nlower = 0\nupper = 9\n')
 

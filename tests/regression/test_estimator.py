@@ -146,7 +146,6 @@ SETTINGS = [
     {"delta": 1.0},
     {"delta": -0.1},
     {"n_records": 100},
-    {"n_records": 100_000},
     {"relation": "neighbors"},
     {"method": "newton"},
     {"bounds": Bounds([0, 0], [1, 1])},
@@ -283,3 +282,16 @@ def test_predictions_clip_sparse_rows_and_leave_the_argument_alone():
     clipped = fitted.decision_function(np.clip(10 * X, -10, 10))
     np.testing.assert_allclose(fitted.decision_function(far), clipped)
     np.testing.assert_array_equal(far.toarray(), before.toarray())
+
+
+@pytest.mark.parametrize("n_rows", [0, 1])
+def test_a_table_without_usable_rows_is_no_error(n_rows):
+    """All records may have been left out, and an error would reveal that."""
+    X, y = np.zeros((n_rows, 3)), np.zeros(n_rows)
+    terms = {"epsilon": 1.0, "bounds": (-1, 1), "n_records": 60}
+    linear = ({"method": "adassp"}, {"method": "gradient"}, {"method": "functional", "delta": 0.0})
+    models = [LinearRegression(**{"delta": 1e-6, **terms, "target_bounds": (-1, 1), **one})
+              for one in linear]  # fmt: skip
+    models += [LogisticRegression(**terms, classes=range(k)) for k in (2, 3)]
+    for model in models:
+        assert np.isfinite(model.fit(X, y).coef_).all()

@@ -279,7 +279,7 @@ FAULTS = {
 }
 SETTINGS = [
     {"epsilon": 0.0}, {"epsilon": np.nan}, {"delta": 0.0}, {"delta": 1.0}, {"n_records": 100},
-    {"n_records": 100_000}, {"relation": "neighbors"}, {"analysis": "loose"}, {"loss": "hinge"},
+    {"relation": "neighbors"}, {"analysis": "loose"}, {"loss": "hinge"},
     {"radius": 0.0}, {"radius": np.inf}, {"steps": 0}, {"steps": 1.5}, {"residual_clip": -1.0},
     {"vertices": np.eye(2)}, {"vertices": np.ones((2, 3))}, {"vertices": np.empty((0, 3))},
     {"vertices": np.full((1, 3), np.nan)}, {"vertices": [1.0, 2.0, 3.0]},
