@@ -216,7 +216,8 @@ def _payment_problems(run: RunFolder, facts: Facts, given: str | Path | None) ->
     if place is None:
         what = f"there is no ledger {name} here, so nothing was compared with it. {_GIVE_LEDGER}"
         return [Problem("ledger", what, is_missing=True)]
-    is_mine = given is not None or (stated.is_absolute() and place == stated)
+    is_outside = stated.is_absolute() and not stated.is_relative_to(run.path.resolve())
+    is_mine = given is not None or (is_outside and place == stated)
     if not is_mine and server_address(place) is not None:  # the address is the sender's choice
         what = f"{name} names a server, which was not asked. {_GIVE_LEDGER}"
         return [Problem("ledger", what, is_missing=True)]
