@@ -50,21 +50,22 @@ class WeakGuarantee(UserWarning):
 
         `n_records` must be public. Values that are not given, or are no numbers, are not judged.
         """
-        if isinstance(epsilon, Real) and cls.MOST_EPSILON < epsilon < math.inf:
+        most = float(epsilon) if isinstance(epsilon, Real) else 0.0
+        if cls.MOST_EPSILON < most < math.inf:
             warnings.warn(
-                f"epsilon {epsilon:g} is above {cls.MOST_EPSILON:g}: the guarantee then allows "
+                f"epsilon {most:g} is above {cls.MOST_EPSILON:g}: the guarantee then allows "
                 "results from which it is practically certain whether somebody took part. Common "
                 "choices are 0.1 to 10.",
                 cls,
                 stacklevel=1,  # one place, so that the same warning is shown once
             )
-        if not isinstance(delta, Real) or not isinstance(n_records, Integral):
-            return
-        if n_records > 0 and 1 / n_records < delta < 1:
+        chance = float(delta) if isinstance(delta, Real) else 0.0
+        n = int(n_records) if isinstance(n_records, Integral) else 0
+        if n > 0 and 1 / n < chance < 1:
             warnings.warn(
-                f"delta {delta:g} is above 1 / {n_records} (the number of records): to publish a "
-                "record picked at random would have such a delta. Choose delta well below, such as "
-                f"{0.1 / n_records:.1g}.",
+                f"delta {chance:g} is above 1 / {n} (the number of records): to publish a record "
+                "picked at random would have such a delta. Choose delta well below, such as "
+                f"{0.1 / n:.1g}.",
                 cls,
                 stacklevel=1,
             )

@@ -222,17 +222,20 @@ def check_run(run: RunFolder, *, ledger: str | Path | None = None) -> list[Probl
     if not problems:
         problems += [*_facts_problems(facts), *_recipe_problems(run, facts)]
     if facts.ledger_head or facts.version > 1:
-        problems += _payment_problems(run, facts, run.find_ledger(facts, ledger))
+        problems += _payment_problems(run, facts, ledger)
     return problems
 
 
-def _payment_problems(run: RunFolder, facts: Facts, place: Path | None) -> list[Problem]:
-    """Return every reason why the ledger file at `place` did not pay for the run."""
-    name = printable(Path(facts.ledger_file).name)
+def _payment_problems(run: RunFolder, facts: Facts, given: str | Path | None) -> list[Problem]:
+    """Return every reason why the ledger, `given` or found, did not pay for the run."""
+    place, stated = run.find_ledger(facts, given), Path(facts.ledger_file)
+    name = printable(stated.name)
     if place is None:
         what = f"there is no ledger {name} here, so nothing was compared with it. {_GIVE_LEDGER}"
         return [Problem("ledger", what, is_missing=True)]
-    if place.parent == run.path and server_address(place) is not None:  # an address of a stranger
+    is_outside = stated.is_absolute() and not stated.is_relative_to(run.path.resolve())
+    is_mine = given is not None or (is_outside and place == stated)
+    if not is_mine and server_address(place) is not None:  # the address is the sender's choice
         what = f"{name} names a server, which was not asked. {_GIVE_LEDGER}"
         return [Problem("ledger", what, is_missing=True)]
     try:

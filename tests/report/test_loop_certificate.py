@@ -34,6 +34,7 @@ def made(ledger, *, scale=1.0, **options):
         (x, x.sum(1)),
         lambda model, batch: (model(batch[0]).squeeze(1) - batch[1]) ** 2,
         ledger=ledger,
+        users=range(40),  # epsilons for several records take seconds
         **settings | options,
     )
     return private, model
@@ -47,9 +48,7 @@ def trained(ledger, **options):
 
 
 def test_the_claim_is_the_run_and_can_be_checked_signed_and_refuted(tmp_path):
-    with tacit.Ledger(
-        tmp_path / "clinic.ledger", tacit.Budget(9.0, DELTA), unit="record"
-    ) as ledger:
+    with tacit.Ledger(tmp_path / "clinic.ledger", tacit.Budget(9.0, DELTA), unit="user") as ledger:
         ledger.spend(ev.Laplace(2.0), note="a mean")
         private, model = trained(ledger)
         torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -77,7 +76,7 @@ def test_the_claim_is_the_run_and_can_be_checked_signed_and_refuted(tmp_path):
 
 
 def test_lost_steps_that_were_paid_again_are_part_of_the_claim(tmp_path):
-    with tacit.Ledger(tmp_path / "a.ledger") as ledger:
+    with tacit.Ledger(tmp_path / "a.ledger", unit="user") as ledger:
         first, model = made(ledger)
         state = {"private": first.state_dict()} | {"model": model.state_dict()}
         for batch in first:
@@ -119,7 +118,7 @@ def test_a_run_without_a_guarantee_or_a_step_gets_no_certificate(tmp_path):
 
 
 def test_a_ledger_in_memory_cannot_be_compared(tmp_path):
-    private, _ = trained(None, users=[i // 2 for i in range(40)], batch_size=5)
+    private, _ = trained(None)
     found = certify(private, tmp_path / "c.json", title="x", delta=DELTA)
     assert (found["claim"]["unit"], found["context"]["ledger"]) == ("user", None)
     assert judge(tmp_path / "c.json").word == CONSISTENT

@@ -237,7 +237,7 @@ def test_a_restart_with_a_fresh_key_starts_anew_and_pays_for_turns(problem, take
     again = small(problem, ledger=ledger, loss_fn=zero)
     again.private.load_state_dict(state, lost_steps=lost)
     values = gradients(again)
-    z = mixed(values, again.private.event.column) * 8
+    z = mixed(values, made.private.event.column) * 8
     assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
     paid = [e.event.equivalent.count for e in ledger.history() if e.kind != "plan"]
     assert paid == [turns]
@@ -253,9 +253,10 @@ def test_every_fresh_key_pays_for_the_steps_that_remain(problem):
         made = small(problem, ledger=made.private.ledger, **options)
         made.private.load_state_dict(state, lost_steps=0)
     gradients(made)
-    extra = [e.event for e in made.private.ledger.history() if e.kind != "plan"]
-    event = made.private.training_event
+    event, *extra = made.private.training_event.parts
+    assert extra == [e.event for e in made.private.ledger.history() if e.kind != "plan"]
     assert extra == [replace(event, steps=steps) for steps in (18, 11, 2)]
+    assert made.private.epsilon(delta=1e-5) > tacit.epsilon(event, delta=1e-5)
 
 
 def test_a_fresh_key_that_the_budget_does_not_cover_is_refused(problem):
@@ -286,7 +287,7 @@ def test_noise_starts_anew_after_a_checkpoint_amid_a_step(problem, monkeypatch):
     again.private.load_state_dict(states[0], lost_steps=0)
     assert again.private.steps_taken == 13
     again.private._noise.load_state(states[0]["noise"])  # as a restart that repeats would
-    z = mixed(gradients(again), again.private.event.column) * 8
+    z = mixed(gradients(again), made.private.event.column) * 8
     assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
 
 
