@@ -586,7 +586,7 @@ def _integers(column: Column, cells: Any) -> tuple[np.ndarray, np.ndarray]:  # A
     """Return cells as integers, and which of them are integers."""
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "i":
         return cells.astype(np.int64), np.ones(len(cells), np.bool_)
-    values, is_missing, is_outside = column.parse(cells)
+    values, is_missing, is_outside, *_ = column.parse(cells)
     is_known = ~is_missing & ~is_outside & (values == np.floor(values))
     return values.astype(np.int64), is_known
 
