@@ -106,8 +106,8 @@ class RecordsOfUsers:
 
 def require_same_index(table: Any, ids: Any) -> None:  # Any: a table of any library; ids
     """Raise `ValueError` if a table and a column of ids of pandas name their rows differently."""
-    both = [getattr(one, "index", None) for one in (table, ids)]
-    if all(hasattr(index, "equals") for index in both) and not both[0].equals(both[1]):
+    own, other = getattr(table, "index", None), getattr(ids, "index", None)
+    if hasattr(own, "equals") and hasattr(other, "equals") and not own.equals(other):
         raise ValueError(
             "users has another index than the table, so its ids are not those of the rows. Give "
             "the ids in the order of the rows, with the same index."

@@ -14,7 +14,7 @@ NAMES = {
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
-        UnsupportedEvent
+        UnsupportedEvent WeakGuarantee
     """,
     "tacit.events": """
         ApproximateDP BandedGaussian BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event

@@ -86,7 +86,8 @@ def score_classes(
     If a person may have several records, which are not independent, intervals are about these
     records, not about the population they are from.
     """
-    terms = _terms(ledger, rng, records_per_person) | {"epsilon": epsilon / 2}
+    terms = _terms(ledger, rng, records_per_person)
+    terms["epsilon"] = epsilon / 2
     right = summaries.accuracy(y, predicted, **terms)
     if log_odds is None:
         return _paid([right, summaries.commonest_share(y, n_classes=n_classes or 2, **terms)])

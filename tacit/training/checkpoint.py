@@ -37,11 +37,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
 from tacit.events import Event, from_dict
@@ -52,7 +49,7 @@ from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, is_sharded
 from tacit.training.ema import TailMean
-from tacit.training.fingerprint import program_digest, without_addresses
+from tacit.training.fingerprint import bytes_of, content_of, program_digest, state_digest
 from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
@@ -421,7 +418,7 @@ class RunState:
         found = hashlib.sha256()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
-                found.update(name.encode() + _bytes(group[name]))
+                found.update(name.encode() + bytes_of(group[name]))
         return found.digest()
 
     def _record_sums(self) -> None:
@@ -474,7 +471,7 @@ class RunState:
         held = [*self._model.parameters(), *self._model.buffers(), *released]
         if self._plan.noise_at(step):
             held += self._noise.past(step, released[0].device)  # it is added to the sum
-        parts = [self._settings(), *map(_content, held)]
+        parts = [self._settings(), *map(content_of, held)]
         tag = self._salt.tag(f"sum {key}", step, parts)
         first = self._sums.get(key, str(step)) or self._sums.add(key, str(step), tag)
         if first != tag:
@@ -496,7 +493,7 @@ class RunState:
 
     def _digest(self) -> str:
         """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""
-        found = self._of_shards(digest(self._model, self._optimizer))
+        found = self._of_shards(state_digest(self._model, self._optimizer))
         return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
     def _of_shards(self, value: Any) -> list[Any]:  # Any: a checksum, or None
@@ -665,20 +662,6 @@ def _check_unit(state: State, unit: str, *, is_repeated: bool) -> None:
         )
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Return a hash of weights, buffers and optimizer state; of a sharded model, of this shard."""
-    found = hashlib.sha256()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        found.update(name.encode() + _bytes(tensor))
-    for group in optimizer.param_groups:
-        options = {name: value for name, value in group.items() if name != "params"}
-        states = [optimizer.state.get(p, {}) for p in group["params"]]
-        for values in (options, *states):
-            for name in sorted(values):
-                found.update(name.encode() + _bytes(values[name]))
-    return found.hexdigest()
-
-
 def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
     """Return what a fresh key costs: the event of the `lost_steps` taken after the checkpoint.
 
@@ -696,17 +679,3 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
         )
     multipliers = plan.noise_multipliers[steps_taken : steps_taken + lost_steps]
     return plan.event_of(multipliers) if multipliers else EventSequence(())
-
-
-def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
-    if isinstance(value, Tensor) and value.dim():
-        return _content(value).tobytes()
-    if isinstance(value, Tensor):
-        value = value.item()
-    return without_addresses(list(value) if isinstance(value, tuple) else value).encode()
-
-
-def _content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor or of this rank's shard, without a copy where possible."""
-    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return tensor.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -372,3 +373,32 @@ def _add_tensor(found: Any, tensor: Tensor) -> None:  # Any: a hash
 def _bytes(tensor: Tensor) -> bytes:
     whole = tensor.detach().cpu().contiguous().flatten()
     return whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+
+
+def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a hash of weights, buffers and optimizer state; of a sharded model, of this shard."""
+    found = hashlib.sha256()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        found.update(name.encode() + bytes_of(tensor))
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        states = [optimizer.state.get(p, {}) for p in group["params"]]
+        for values in (options, *states):
+            for name in sorted(values):
+                found.update(name.encode() + bytes_of(values[name]))
+    return found.hexdigest()
+
+
+def bytes_of(value: Any) -> bytes:  # Any: options and state of any optimizer
+    """Return the bytes of a tensor or of a setting."""
+    if isinstance(value, Tensor) and value.dim():
+        return content_of(value).tobytes()
+    if isinstance(value, Tensor):
+        value = value.item()
+    return without_addresses(list(value) if isinstance(value, tuple) else value).encode()
+
+
+def content_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor or of this rank's shard, without a copy where possible."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()

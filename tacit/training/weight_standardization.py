@@ -20,8 +20,8 @@ def standardize_weight(weight: Tensor, gain: Tensor | None = None, *, eps: float
     slowly.
 
     >>> found = standardize_weight(torch.arange(8.0).view(2, 4))
-    >>> found.sum(1).abs().max().item() < 1e-6, found.norm(dim=1).tolist()
-    (True, [1.0, 1.0])
+    >>> found.sum(1).abs().max().item() < 1e-6, (found.norm(dim=1) - 1).abs().max().item() < 1e-6
+    (True, True)
     """
     if has_torch_function((weight,)):  # true while an engine follows the operations of a model
         return handle_torch_function(standardize_weight, (weight, gain), weight, gain, eps=eps)

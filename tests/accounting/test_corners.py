@@ -165,6 +165,7 @@ def test_five_thousand_different_parts_are_priced():
     assert 0 < found.lower <= found.upper <= found.lower * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_many_unsampled_steps_beside_sampled_ones_have_a_price():
     """All losses of the unsampled steps are far above 0."""
     sampled = Repeated(PoissonSampled(0.0093907, Gaussian(27.37)), 663)

@@ -226,9 +226,9 @@ def exponential_mechanism_forgets_the_factor_of_two(patch):
 def noise_shrinks_from_step_to_step(patch):
     honest = noise.NoisyMean.release
 
-    def release(self, sums, scales, *, step, noise_multiplier):
+    def release(self, sums, scales, *, step, noise_multiplier, **options):
         less = noise_multiplier * (0.2 if step % 16 == 7 else 1.0)
-        return honest(self, sums, scales, step=step, noise_multiplier=less)
+        return honest(self, sums, scales, step=step, noise_multiplier=less, **options)
 
     patch.setattr(noise.NoisyMean, "release", release)
 
@@ -240,9 +240,10 @@ def _changed_noise(patch, change):
     """Replace the noise of training steps by `change` of it, in standard deviations."""
     honest = noise.NoisyMean.release
 
-    def release(self, sums, scales, *, step, noise_multiplier):
+    def release(self, sums, scales, *, step, noise_multiplier, **options):
         exact = [total.clone() / self._expected_batch for total in sums]
-        noisy = honest(self, sums, scales, step=step, noise_multiplier=noise_multiplier)
+        options |= {"step": step, "noise_multiplier": noise_multiplier}
+        noisy = honest(self, sums, scales, **options)
         stds = [noise_multiplier * scale / self._expected_batch for scale in scales]
         return [
             e + std * change((n - e) / std) for e, n, std in zip(exact, noisy, stds, strict=True)
@@ -601,9 +602,9 @@ def empty_lots_get_no_noise(patch):
 def noise_is_halved_after_a_hundred_steps(patch):
     honest = noise.NoisyMean.release
 
-    def release(self, sums, scales, *, step, noise_multiplier):
+    def release(self, sums, scales, *, step, noise_multiplier, **options):
         less = noise_multiplier * (0.5 if step >= 100 else 1.0)
-        return honest(self, sums, scales, step=step, noise_multiplier=less)
+        return honest(self, sums, scales, step=step, noise_multiplier=less, **options)
 
     patch.setattr(noise.NoisyMean, "release", release)
 

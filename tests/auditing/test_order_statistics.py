@@ -33,6 +33,7 @@ def test_the_chance_that_all_members_are_on_top_is_that_of_one_order_among_all()
     assert 1 / 20 < test.p_value(lambda rates: rates, level=0.05) < 0.06
 
 
+@pytest.mark.slow
 def test_the_bill_is_refuted_as_rarely_as_stated():
     power, rng = billed_curve(FEW).power, np.random.default_rng(3)
     louder = billed_curve(PoissonSampled(0.5, Gaussian(0.9))).power

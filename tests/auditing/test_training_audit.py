@@ -50,6 +50,7 @@ def test_a_run_without_noise_must_be_billed_as_not_private():
     assert audit(noise_multiplier=0.0).passes
 
 
+@pytest.mark.slow
 def test_dropout_does_not_look_like_a_fault():
     dropout = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
     assert not impossible(audit(model=dropout))

@@ -88,6 +88,7 @@ def test_other_regressions_are_audited(folder, target, method):
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--overlapping",), marks=pytest.mark.slow)], ids=str
 )
+@pytest.mark.slow
 def test_a_transfer_is_audited(folder, options):
     code, found = audit(transfer(folder, *options))
     assert code == 0

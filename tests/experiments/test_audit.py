@@ -43,8 +43,8 @@ def quiet_noise(monkeypatch):
     """A fault of the kind an audit is for: a quarter of the billed noise."""
     honest = NoisyMean.release
 
-    def release(self, sums, scales, *, step, noise_multiplier):
-        return honest(self, sums, scales, step=step, noise_multiplier=noise_multiplier / 4)
+    def release(self, sums, scales, *, noise_multiplier, **options):
+        return honest(self, sums, scales, noise_multiplier=noise_multiplier / 4, **options)
 
     monkeypatch.setattr(NoisyMean, "release", release)
 

@@ -297,7 +297,7 @@ def undisturbed(tmp_path_factory) -> Facts:
             (5, "SIGINT", "step"),
             (13, "SIGKILL", "step"),  # after the last step, before the facts
         ],
-        3,
+        6,
     ),
 )
 def test_a_stopped_run_resumes_to_the_same_end_and_the_same_bill(tmp_path, undisturbed, stop):
@@ -337,6 +337,7 @@ def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in secret.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_on_other_records(tmp_path, monkeypatch):
     from dataclasses import replace
 

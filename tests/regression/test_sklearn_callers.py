@@ -106,6 +106,7 @@ def test_a_search_without_a_ledger_warns_once_with_the_total():
         assert len(caught) == 1
 
 
+@pytest.mark.slow
 def test_with_a_file_ledger_two_processes_pay_for_every_fit(tmp_path):
     X, y = some_data()
     with warnings.catch_warnings():

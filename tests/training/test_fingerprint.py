@@ -18,8 +18,7 @@ from slow_cases import one_fast
 from test_checkpoint import load, saved, scaled_loss, train, two_classes, weights
 from torch.nn import functional as F
 
-from tacit.training.checkpoint import digest
-from tacit.training.fingerprint import _ProgramHash, program_digest
+from tacit.training.fingerprint import _ProgramHash, program_digest, state_digest
 
 
 class Weighted:
@@ -223,7 +222,7 @@ def test_what_differs_by_process_alone_does_not_count(problem):
     for functions in (one, other):
         case = problem()
         case.optimizer.param_groups[0]["rule"] = min(functions, key=lambda f: f.__name__)
-        states.append(digest(case.model, case.optimizer))
+        states.append(state_digest(case.model, case.optimizer))
         program = program_digest(
             case.model, case.optimizer, case.loss_fn, case.private._lots.records
         )

@@ -240,7 +240,7 @@ def _best_number(size: float, sigma: float) -> tuple[int, float]:
 
     It is the same in both directions of comparison.
     """
-    moments = _central_moments(math.expm1(1 / sigma**2))[_NUMBERS]
+    moments = np.maximum(_central_moments(math.expm1(1 / sigma**2))[_NUMBERS], 1e-300)
     logs = _NUMBERS * math.log(size) + np.log(moments) - _LOG_FACTORIAL[_NUMBERS]
     best = int(np.argmin(logs))
     return int(_NUMBERS[best]), float(logs[best])

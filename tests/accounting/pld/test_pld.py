@@ -300,6 +300,7 @@ def test_noise_far_below_the_contribution_is_priced_and_not_refused(noise, steps
     assert 0 < bracket.lower <= bracket.upper <= RDP().epsilon(event, delta=1e-6) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_laplace_noise_composes_with_a_much_smaller_loss():
     small, large = PoissonSampled(0.134, Exponential(0.00466)), Laplace(0.441)
     found = PLD().bracket(Sequence((small, large)), delta=1.5e-7)
