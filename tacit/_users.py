@@ -106,7 +106,8 @@ class RecordsOfUsers:
 
 def require_same_index(table: Any, ids: Any) -> None:  # Any: a table of any library; ids
     """Raise `ValueError` if a table and a column of ids of pandas name their rows differently."""
-    own, other = getattr(table, "index", None), getattr(ids, "index", None)
+    own: Any = getattr(table, "index", None)
+    other: Any = getattr(ids, "index", None)
     if hasattr(own, "equals") and hasattr(other, "equals") and not own.equals(other):
         raise ValueError(
             "users has another index than the table, so its ids are not those of the rows. Give "
