@@ -89,8 +89,8 @@ if TYPE_CHECKING:
         OnProgress,
         Progress,
         Session,
+        begin_run,
         ledger_of_rank,
-        take_folder,
         train,
     )
     from tacit.experiments.tuned_run import SEARCH, tune
@@ -146,6 +146,7 @@ __all__ = [
     "advise",
     "advise_linear",
     "audit_run",
+    "begin_run",
     "claim_fields",
     "coefficients_of",
     "count_records",
@@ -178,14 +179,13 @@ __all__ = [
     "study_migration",
     "sweep",
     "sweep_pate",
-    "take_folder",
     "train",
     "tune",
     "users_of",
     "versions",
 ]
 
-_TRAINING = ("OnProgress", "Progress", "Session", "ledger_of_rank", "take_folder", "train")
+_TRAINING = ("OnProgress", "Progress", "Session", "begin_run", "ledger_of_rank", "train")
 _HOMES = dict.fromkeys(_TRAINING, "training_run")
 _HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
 _HOMES |= dict.fromkeys(("Replayed", "replay_run"), "replay")

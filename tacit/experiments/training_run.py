@@ -167,15 +167,7 @@ def _begun(
             "noise is for one record of each person. Use features.kind none or projection."
         )
 
-    def begin() -> Facts | None:
-        take_folder(folder, recipe)
-        folder.remember_data(root)
-        if folder.is_finished:
-            folder.close()  # in case the run was killed just after it wrote its facts
-            return folder.facts()
-        return None
-
-    if (finished := ranks.on_first(begin)) is not None:
+    if (finished := begin_run(folder, recipe, root, ranks)) is not None:
         yield finished
         return
     budget, epsilon = _budget(recipe, dataset), recipe.privacy.budget.epsilon
@@ -185,6 +177,22 @@ def _begun(
         )
         yield Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks,
                       is_handed_over=is_handed_over)  # fmt: skip
+
+
+def begin_run(
+    folder: RunFolder, recipe: Recipe, root: str | Path | None, ranks: Ranks, *, verb: str = "train"
+) -> Facts | None:
+    """Take the folder for a run of `recipe`; return the facts if that run is finished."""
+
+    def begin() -> Facts | None:
+        take_folder(folder, recipe, verb=verb)
+        folder.remember_data(root)
+        if folder.is_finished:
+            folder.close()  # in case the run was killed just after it wrote its facts
+            return folder.facts()
+        return None
+
+    return ranks.on_first(begin)
 
 
 class PaidRun(NamedTuple):

@@ -42,6 +42,7 @@ from tacit.experiments import (
     Session,
     Touch,
     Utility,
+    begin_run,
     claim_fields,
     ledger_of_rank,
     majority_share,
@@ -49,7 +50,6 @@ from tacit.experiments import (
     rng_of,
     score_classes,
     score_losses,
-    take_folder,
     users_of,
 )
 from tacit.text.exposure import CHANCE, Canary, exposures, make_canaries
@@ -102,15 +102,7 @@ def finetune(
         recipe, plan = filled(recipe, materials.dataset.n_records, planned)
         materials = replace(materials, recipe=recipe)
 
-        def begin() -> Facts | None:
-            take_folder(folder, recipe, verb="finetune")
-            folder.remember_data(place)
-            if folder.is_finished:
-                folder.close()  # in case the run was killed just after it wrote its facts
-                return folder.facts()
-            return None
-
-        if (finished := ranks.on_first(begin)) is not None:
+        if (finished := begin_run(folder, recipe, place, ranks, verb="finetune")) is not None:
             return finished
         if on_plan is not None and ranks.rank == 0:
             on_plan(plan)
