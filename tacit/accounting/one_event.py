@@ -31,6 +31,9 @@ Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 _SHAPES = {ev.Trials.LOGARITHMIC: 0.0, ev.Trials.GEOMETRIC: 1.0}
 """Shapes of the negative binomial laws of a number of runs that have names of their own."""
 ROUND = 2.0**-53  # largest relative error of one rounding
+_BLOCK, _BLOCK_DEPTH, _LONGEST = 60_000, 64, 8192
+"""Multiplications of a matrix product, terms of its sums, and length of a scalar product that
+OpenBLAS does in one thread (its limits are 2^16 for complex numbers, none, and 10^4)."""
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
 
@@ -183,6 +186,31 @@ def log_sum_exp(logs: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         total: Floats = peak + np.log(np.exp(logs - peak[..., None]).sum(axis=-1))
     return np.where(np.isfinite(peak), total, peak)
+
+
+def product(left: Numbers, right: Numbers) -> Numbers:
+    """Return the matrix product left @ right, in blocks that a BLAS library does in one thread.
+
+    A price takes a millisecond. Threads that a BLAS library starts for it wait for more work
+    afterwards, which takes many milliseconds of processor time.
+    """
+    inner, width = right.shape
+    depth = min(inner, _BLOCK_DEPTH)
+    rows = max(_BLOCK // max(depth * width, 1), 1)
+    out = np.zeros((len(left), width), np.result_type(left, right))
+    for first in range(0, inner, depth):
+        some, block = left[:, first : first + depth], right[first : first + depth]
+        for row in range(0, len(left), rows):
+            out[row : row + rows] += some[row : row + rows] @ block
+    return out
+
+
+def dot(left: Floats, right: Floats) -> float:
+    """Return the scalar product of two vectors, in one thread like `product`."""
+    if len(left) <= _LONGEST:
+        return float(left @ right)
+    starts = range(0, len(left), _LONGEST)
+    return math.fsum(float(left[i : i + _LONGEST] @ right[i : i + _LONGEST]) for i in starts)
 
 
 def log1p(z: Complexes) -> Complexes:

@@ -43,7 +43,7 @@ import numpy as np
 
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.one_event import ROUND, Complexes
+from tacit.accounting.one_event import ROUND, Complexes, dot
 from tacit.accounting.pld.laplace_contour import LaplaceModel
 from tacit.accounting.pld.large_losses import LargeLosses
 from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shifted
@@ -296,7 +296,7 @@ class Contour:
         self.error = float((error / np.abs(poles)).sum()) * (draft.step / math.pi)
         self.error += math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
-        self.phase_error = 2 * ROUND * float(sizes @ self.t)
+        self.phase_error = 2 * ROUND * dot(sizes, self.t)
         self.smoothing = draft.family.smoothing
         if self.smoothing:
             self.density = np.stack((product.real, product.imag))
@@ -305,7 +305,7 @@ class Contour:
             tail = math.exp(-0.5 * (self.smoothing * far) ** 2) / (self.smoothing**2 * far)
             self.density_error = float(np.sum(error)) * draft.step / math.pi + tail
             self.density_error += float(np.abs(product).sum()) * (8 + len(sizes)) * ROUND
-            self.density_phase = 2 * ROUND * float(np.abs(product) @ self.t)
+            self.density_phase = 2 * ROUND * dot(np.abs(product), self.t)
         # Aliases, the terms k != 0 of the Poisson sum, come from below and from above.
         ratio = math.exp(-self.order * draft.window)
         self.below = ratio / (1 - ratio)
@@ -326,7 +326,7 @@ class Contour:
         scale = math.exp(exponent)
         angle = self.t * epsilon
         cos, sin = np.cos(angle), np.sin(angle)
-        value = scale * float(self.weights[0] @ cos + self.weights[1] @ sin)
+        value = scale * (dot(self.weights[0], cos) + dot(self.weights[1], sin))
         relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
         relative = math.expm1(min(relative, 700.0))
         both = scale * (self.error + self.phase_error * epsilon) + abs(value) * relative
@@ -334,7 +334,7 @@ class Contour:
         aliases = self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
         lower = value - both - aliases
         if self.smoothing:
-            density = float(self.density[0] @ cos + self.density[1] @ sin)
+            density = dot(self.density[0], cos) + dot(self.density[1], sin)
             density += self.density_error + self.density_phase * epsilon
             eta = self.smoothing
             lower -= eta**2 * math.exp(eta**2 / 8) * scale * max(density, 0.0) * (1 + relative)

@@ -138,7 +138,9 @@ class SeriesModel:
         factors = z - (k - 1) if self.law.a else -z - k  # w - k, rounded once
         binomials = np.cumprod(factors / (k + 1), axis=0)  # (terms, orders)
         sizes = np.abs(binomials)
-        return self.coefficients @ binomials[1:-1], self.error(sizes), sizes[-1]
+        # As real numbers: a product of complex ones would start threads (see `product`).
+        excess = (self.coefficients @ binomials[1:-1].view(np.float64)).view(np.complex128)
+        return excess, self.error(sizes), sizes[-1]
 
     def error(self, sizes: Floats) -> Floats:
         """Bound the errors of rounding and of the cut, given all |binomial(w, k)|, k >= 1."""

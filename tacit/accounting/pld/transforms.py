@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
+from tacit.accounting.one_event import ROUND, Complexes, Numbers, dot, expm1, log1p, product
 from tacit.errors import NotCertified
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
@@ -210,7 +210,7 @@ class WeightedLosses(NamedTuple):
         columns[:, 3], columns[:, 4] = self.loss_error, np.sign(loss) * mass_error
         growth = np.expm1(np.multiply.outer(used[:fits], loss))  # (orders, atoms)
         weighted = columns * np.exp(log_mass)[:, None]
-        sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
+        sums = product(growth, weighted)  # of weight - mass; adding the masses later keeps digits
         shaken = sums[:, 4]
         # Where a quadrature failed, its sum may not even be positive; its error is large then.
         log_m = np.log1p(np.maximum(sums[:, 0] - removed, 1e-15 - 1.0))
@@ -219,10 +219,10 @@ class WeightedLosses(NamedTuple):
             logs = np.multiply.outer(used[fits:], loss) + log_mass
             peak = logs.max(axis=1)
             weight = np.exp(logs - peak[:, None])
-            far = weight @ columns
+            far = product(weight, np.column_stack((columns, mass_error)))
             log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
-            shaken = np.concatenate((shaken, weight @ mass_error))
-            sums = np.concatenate((sums, far))
+            shaken = np.concatenate((shaken, far[:, 5]))
+            sums = np.concatenate((sums, far[:, :5]))
         scale = sums[:, 0]
         error = (shaken + used * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
         mean = sums[:, 1] / scale
@@ -268,7 +268,7 @@ class Atoms(NamedTuple):
         log = log1p(excess)
         # |exp(i t l) - 1| is at most t |l|, and the errors of its sum over atoms are in proportion.
         summing = self.weight_error + (128 + 3 * len(self.loss)) * ROUND
-        blur = float(np.abs(self.weight) @ (self.loss_error + summing * np.abs(self.loss)))
+        blur = dot(np.abs(self.weight), self.loss_error + summing * np.abs(self.loss))
         absolute = self.error + t * blur + 8 * ROUND * np.abs(excess)
         return Factor(log, absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log))
 
@@ -283,7 +283,8 @@ def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Comple
     inner = math.isqrt(size - 1) + 1
     fine = _turns(step, loss, inner)  # (inner, atoms)
     coarse = _turns(step * inner, loss, -(-size // inner)) * weight
-    both = coarse @ fine.T + coarse.sum(axis=1)[:, None] + fine @ weight
+    found = product(np.concatenate((coarse, weight[None, :])), fine.T)  # the last row is that of t
+    both = found[:-1] + coarse.sum(axis=1)[:, None] + found[-1]
     return both.ravel()[:size]
 
 
