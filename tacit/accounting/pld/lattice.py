@@ -32,7 +32,7 @@ import numpy as np
 
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.one_event import ROUND, Numbers
+from tacit.accounting.one_event import ROUND, Numbers, dot
 from tacit.accounting.pld.loss_laws import Discrete, Law
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import spread
@@ -104,7 +104,7 @@ class Composed:
             self.log_m += count * log_m
             self.log_higher += count * np.array([_tilt(grid.mass, m * x)[1] for m in self.higher])
             first, last = first + count * grid.first, last + count * (grid.first + len(x) - 1)
-            norm += count * float(np.linalg.norm(tilted))
+            norm += count * math.sqrt(dot(tilted, tilted))
             folded = np.pad(tilted, (0, -len(tilted) % size)).reshape(-1, size).sum(axis=0)
             transformed = np.fft.rfft(folded)
             transformed[transformed == 0] = 1e-300
@@ -115,8 +115,8 @@ class Composed:
         spectrum = np.exp(log_spectrum)
         law = np.roll(np.fft.irfft(spectrum, size), (first - self.base) % size)
         powers = np.abs(spectrum) * (8 + 4 * np.abs(log_spectrum))
-        norm = 16 * math.log2(size) * (norm + float(np.linalg.norm(law)))
-        norm += float(np.linalg.norm(powers)) * math.sqrt(2 / size)
+        norm = 16 * math.log2(size) * (norm + math.sqrt(dot(law, law)))
+        norm += math.sqrt(dot(powers, powers)) * math.sqrt(2 / size)
         self.error = ROUND * norm / math.sqrt(-math.expm1(-2 * order * step))
         weights = np.exp(-order * step * np.arange(size)) * law
         self.mass = np.cumsum(weights[::-1])[::-1]  # P-mass from each point up, scaled
