@@ -10,6 +10,7 @@ all others, may be sampled, and has both ends of a bracket.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -33,7 +34,7 @@ from tacit.accounting.pld.pairs import (
 from tacit.accounting.profile import FARTHEST, Profile
 from tacit.accounting.rdp import RDP
 from tacit.accounting.rdp.curves import log_deltas
-from tacit.accounting.trials import RunLaw, run_law
+from tacit.accounting.trials import RunLaw, binomial_weights, run_law
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -147,10 +148,10 @@ def pair_of_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
         found = _profiles_of(event, relation)
         return found[0].dominating(), found[-1].dominating()
     if _needs_profile(event, relation):
-        assert isinstance(event, ev.PoissonSampled)
-        found = _profiles_of(event.event, relation)
+        rate, drawn = _drawn(event)
+        found = _profiles_of(drawn, relation)
         laws = found[0].dominating(), found[-1].dominating()
-        return sampled_pair(*laws, event.rate, relation)
+        return sampled_pair(*laws, rate, relation)
     return pair_from_above(event, relation)
 
 
@@ -162,6 +163,8 @@ def pair_below_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
     if isinstance(event, ev.BestOf | ev.OneOf):
         found = _profiles_of(event, relation)
         return found[0].dominated().loss_law(), found[-1].dominated().loss_law()
+    if isinstance(event, ev.SampledWithReplacement):
+        return pair_from_below(event, Relation.ZERO_OUT)  # the new record may contribute nothing
     if _needs_profile(event, relation):
         assert isinstance(event, ev.PoissonSampled)
         found = _profiles_of(event.event, relation)
@@ -189,6 +192,9 @@ def _has_own_pair(event: Event, relation: Relation) -> bool:
 
 def _needs_profile(event: Event, relation: Relation) -> bool:
     """Return whether `event` is a sample of releases that only have a profile, not a pair."""
+    if isinstance(event, ev.SampledWithReplacement):
+        is_additive = isinstance(event.event, ev.Gaussian | ev.Laplace)
+        return relation is Relation.REPLACE_ONE and is_additive
     if not isinstance(event, ev.PoissonSampled) or relation is Relation.REPLACE_ONE:
         return False
     if _has_own_pair(event, relation):
@@ -201,6 +207,30 @@ def _needs_profile(event: Event, relation: Relation) -> bool:
     except UnsupportedEvent:
         return False
     return True
+
+
+def _drawn(event: Event) -> tuple[float, Event]:
+    """Return the probability that a sample holds a record, and what is released if it does.
+
+    With replacement, a record is drawn a binomial number of times k, and k draws of it are replaced
+    together with it. So given that it is drawn at all, its replacement, or that of its draws by
+    draws of others, costs at most what the release of k and then of k times the contribution does.
+    This is all that the proof for a Poisson sample needs (Balle, Barthe & Gaboardi 2018,
+    arXiv:1807.01647, Theorem 10).
+    """
+    if isinstance(event, ev.PoissonSampled):
+        return event.rate, event.event
+    assert isinstance(event, ev.SampledWithReplacement)
+    inner = event.event
+    assert isinstance(inner, ev.Gaussian | ev.Laplace)
+    counts, weights = binomial_weights(event.batch_size, 1 / event.n_records)
+    some = -math.expm1(event.batch_size * math.log1p(-1 / event.n_records))
+    noises = [math.nextafter(inner.noise_multiplier / k, 0.0) for k in counts[1:]]
+    drawn = tuple(replace(inner, noise_multiplier=noise) for noise in noises)
+    total = math.fsum(weights[1:])
+    # Above the rounding of the weights.
+    rate = min(some * (1 + 1e-12 * event.batch_size + 1e-9), 1.0)
+    return rate, ev.OneOf(drawn, tuple(weight / total for weight in weights[1:]))
 
 
 def with_lower_end(event: Event, relation: Relation) -> Event:

@@ -114,10 +114,20 @@ def _law(losses: Floats, mass: Floats) -> Discrete:
     return Discrete(tuple(losses[used].tolist()), tuple(mass[used].tolist()), tuple(q.tolist()))
 
 
+def _highest_shift(law: MixedNormals, share: float) -> float:
+    """Return the least shift such that all higher shifts have a probability of at most `share`."""
+    above = 0.0
+    for shift, weight in sorted(zip(law.shifts, law.weights, strict=True), reverse=True):
+        above += weight
+        if above > share:
+            return shift
+    return 0.0
+
+
 class _Cells:
     """Cells of the output x of a mixture, and the losses `points` at their ends, increasing.
 
-    Beyond the cells, on the side of high losses, P has a mass of at most exp(log_share). Cells are
+    Beyond the cells, on the side of high losses, P has a mass of about exp(log_share) at most. Cells are
     narrow where the squared width of the loss, weighted by P, would be large: the density of their
     ends is in proportion to the cube root of P times the squared slope of the loss.
     """
@@ -125,7 +135,7 @@ class _Cells:
     def __init__(self, law: MixedNormals, log_share: float) -> None:
         self.law = law
         reach = law.sigma * math.sqrt(max(-2 * log_share, 1.0))
-        top = max(law.shifts) if law.sign == 1 else 0.0
+        top = _highest_shift(law, math.exp(log_share)) if law.sign == 1 else 0.0
         x = np.linspace(-reach, reach + top, _COARSE)
         ratio = law.log_ratio(x)
         log_p = -0.5 * (x / law.sigma) ** 2 + (ratio if law.sign == 1 else 0.0)

@@ -300,6 +300,45 @@ def test_sampling_with_replacement_is_a_binomial_number_of_draws():
         acc.epsilon(event, delta=1e-3)
 
 
+@pytest.mark.parametrize("draws", [1, 2, 4])
+@pytest.mark.parametrize("records", [3, 12])
+def test_replacement_in_draws_with_replacement_costs_what_its_theorem_says(draws, records):
+    """Against sums over all numbers of draws of each kind of record, and against the theorem."""
+    relation, noise, alphas = Relation.REPLACE_ONE, 1.5, np.array([1.0, 1.2, 2.0, 5.0])
+    event = SampledWithReplacement(draws, records, Gaussian(noise))
+    found = [acc.delta(event, epsilon=math.log(a), relation=relation) for a in alphas]
+    p = 1 / records
+    weights = [math.comb(draws, k) * p**k * (1 - p) ** (draws - k) for k in range(draws + 1)]
+    inner = 1 + (alphas - 1) / (1 - weights[0])
+    parts = [
+        w * np.array([acc.gaussian_delta(2 * k / noise, epsilon=math.log(a)) for a in inner])
+        for k, w in list(enumerate(weights))[1:]
+    ]
+    assert np.all(np.sum(parts, axis=0) <= np.array(found) * (1 + 1e-7))
+    assert found == pytest.approx(np.sum(parts, axis=0), rel=1e-3)
+    for n_high in range(records):  # the others contribute +1 or -1, the record moves from +1 to -1
+        high, low = [], []
+        for k, w in enumerate(weights):
+            for j in range(draws - k + 1):
+                share = n_high / (records - 1)
+                chance = math.comb(draws - k, j) * share**j * (1 - share) ** (draws - k - j)
+                others = 2.0 * j - (draws - k)
+                high.append((w * chance, (others + k) / noise))
+                low.append((w * chance, (others - k) / noise))
+        true = [hockey_stick(high, low, math.log(a)) for a in alphas]
+        assert np.all(np.array(true) <= np.array(found) + 1e-9)
+
+
+def test_many_draws_with_replacement_cost_a_little_more_than_a_poisson_sample():
+    event = Repeated(SampledWithReplacement(100, 10_000, Gaussian(1.0)), 1000)
+    found = acc.bracket(event, delta=1e-5, relation=Relation.ZERO_OUT)
+    sampled = acc.epsilon(Repeated(PoissonSampled(0.01, Gaussian(1.0)), 1000), delta=1e-5)
+    assert sampled < found.lower <= found.upper < 1.04 * sampled
+    assert found.width < 1e-3 * found.upper
+    replaced = acc.bracket(event, delta=1e-5, relation=Relation.REPLACE_ONE)
+    assert found.lower <= replaced.lower <= replaced.upper < 27  # 3,893 by its Rényi curve
+
+
 def test_a_mixture_is_refused_where_no_price_is_known():
     with pytest.raises(UnsupportedEvent, match="several contributions"):
         acc.epsilon(
