@@ -282,7 +282,7 @@ class Contour:
 
     def __init__(self, draft: _Draft) -> None:
         self.order = draft.order
-        self.t = draft.step * np.arange(draft.size)
+        self.t: Floats = draft.step * np.arange(draft.size, dtype=float)
         factors = [law.factor(draft.step, draft.size) for law in draft.tilted]
         counts = draft.family.counts
         product, error = _product(factors, counts)
