@@ -127,9 +127,9 @@ def _highest_shift(law: MixedNormals, share: float) -> float:
 class _Cells:
     """Cells of the output x of a mixture, and the losses `points` at their ends, increasing.
 
-    Beyond the cells, on the side of high losses, P has a mass of 2 exp(log_share) at most. Cells are
-    narrow where the squared width of the loss, weighted by P, would be large: the density of their
-    ends is in proportion to the cube root of P times the squared slope of the loss.
+    Beyond the cells, on the side of high losses, P has a mass of at most 2 exp(log_share). Cells
+    are narrow where the squared width of the loss, weighted by P, would be large: the density of
+    their ends is in proportion to the cube root of P times the squared slope of the loss.
     """
 
     def __init__(self, law: MixedNormals, log_share: float) -> None:
