@@ -505,7 +505,7 @@ class BandedNoise(NoisyMean):
             self._ready = range(0)
         if step not in self._ready:
             weights = torch.from_numpy(self._weights(step, block, ahead)).to(kept.device)
-            for there in _slices(kept.shape[1]):
+            for there in _slices(kept.shape[1], 256 * _CHUNK if kept.is_cuda else _CHUNK):
                 torch.mm(weights, kept[:, there].double(), out=self._space[:, there])
             self._ready = range(step, block + ahead)
         recent = [(s % self._rows, float(self._column[step - s])) for s in range(block, step)]
@@ -542,7 +542,7 @@ def residual_step(grid: NoiseGrid) -> float:
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
 
 
-def _slices(size: int) -> Iterator[slice]:
-    """Yield the coordinates of a vector of `size` numbers, `_CHUNK` at a time."""
-    for start in range(0, size, _CHUNK):
-        yield slice(start, min(start + _CHUNK, size))
+def _slices(size: int, at_once: int) -> Iterator[slice]:
+    """Yield the coordinates of a vector of `size` numbers, `at_once` at a time."""
+    for start in range(0, size, at_once):
+        yield slice(start, min(start + at_once, size))

@@ -597,8 +597,6 @@ def test_a_launch_that_fails_leaves_no_stale_residual(monkeypatch):
     """The noise starts anew at the next step, whichever way the launch was made."""
 
     class Failing:
-        is_plain = False
-
         def set_step(self, step):
             pass
 
