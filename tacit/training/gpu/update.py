@@ -93,6 +93,7 @@ def _update_kernel(
             _one_minus_exp(step * tl.load(row + 6)), _one_minus_exp(step * tl.load(row + 7))
         )  # fmt: skip
     count, grid = tl.load(counts + block), grid_of(grids, block)
+    unit, batch, weight, pasts, newest = 0.0, 0.0, 0.0, (0.0, 0.0), residuals
     if IS_BANDED:
         begin, unit, now = tl.load(begins + block), tl.load(units + block), tl.load(phase)
         batch, weight = tl.load(expected), tl.load(column)
