@@ -1,7 +1,7 @@
 """Correlated noise against DP-SGD: accuracy on Fashion-MNIST, and the time of a step.
 
     python benchmarks/correlated_noise.py accuracy [--jobs 2] [--seeds 5] [--images 60000]
-    python benchmarks/correlated_noise.py time [--device cpu] [--models mlp,gpt2]
+    python benchmarks/correlated_noise.py time [--device cpu] [--models mlp,gpt2] [--turns 15]
 
 Accuracy: softmax regression on scattering features under a public random projection to 256
 dimensions, plain SGD, lots of 128 on average, 2,048 steps, and the mean of the weights of the last
@@ -10,8 +10,9 @@ held-out training images, training on the others with two seeds; then the model 
 training images with each seed and evaluated on the test images once. Bands are chosen by
 `Banded()`. Images come from $TACIT_DATA/fashion-mnist.
 
-Time: milliseconds of `private.step`, eight steps of DP-SGD and eight with 16 bands in turn, since
-some steps with bands do more than others. On a CPU it is processor time, on one thread.
+Time: milliseconds of a step with its lot, eight steps of DP-SGD and eight with 16 bands in turn,
+since some steps with bands do more than others. On a CPU it is processor time, on one thread; on a
+GPU steps are compiled, and the host waits for the device after eight steps.
 """
 
 import argparse
@@ -42,7 +43,7 @@ EPSILONS, DELTA = (1.0, 3.0, 8.0), 1e-5
 BATCH, STEPS, WIDTH, CLIP = 128, 2048, 256, 0.1
 RATES = tuple(2.0**k for k in range(-1, 8))
 HELD_OUT = 10_000
-TURNS, STEPS_OF_TURN = 8, 8
+STEPS_OF_TURN, WARM_UP = 8, 3
 NAMES = {False: "DP-SGD", True: "correlated"}
 
 
@@ -65,9 +66,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", default="logistic,mlp,cnn-256,lstm")
+    parser.add_argument("--turns", type=int, default=15)
     options = parser.parse_args()
     if options.what == "time":
-        measure_time(torch.device(options.device), options.models.split(","))
+        models = options.models.split(",")
+        measure_time(torch.device(options.device), models, options.turns)
     else:
         measure_accuracy(options.jobs, options.seeds, options.images)
 
@@ -184,35 +187,34 @@ def losses(model: nn.Module, batch: Any) -> torch.Tensor:
     return cross_entropy(model(x), y, reduction="none")
 
 
-def measure_time(device: torch.device, names: list[str]) -> None:
+def measure_time(device: torch.device, names: list[str], turns: int) -> None:
     """Measure steps of DP-SGD and of 16 bands in turn, for several models."""
     is_gpu, rows = device.type == "cuda", []
     clock = time.perf_counter if is_gpu else time.process_time
     torch.set_num_threads(torch.get_num_threads() if is_gpu else 1)
     for name in names:
         times: dict[bool, list[float]] = {False: [], True: []}
-        runs = {is_banded: one_run(WORKLOADS[name], is_banded, device) for is_banded in times}
-        for turn in range(TURNS):  # in turn, so that the machine's other load meets both
+        runs = {
+            is_banded: one_run(WORKLOADS[name], is_banded, device, turns) for is_banded in times
+        }
+        for turn in range(turns):  # in turn, so that the machine's other load meets both
             for is_banded, (private, lots) in runs.items():
-                seconds = 0.0
+                start = clock()
                 for _ in range(STEPS_OF_TURN):
-                    lot = next(lots)
-                    start = clock()
-                    private.step(lot)
-                    if is_gpu:
-                        torch.cuda.synchronize()
-                    seconds += clock() - start
-                if turn > 1:
-                    times[is_banded].append(1e3 * seconds / STEPS_OF_TURN)
+                    private.step(next(lots))
+                if is_gpu:
+                    torch.cuda.synchronize()
+                if turn >= WARM_UP:
+                    times[is_banded].append(1e3 * (clock() - start) / STEPS_OF_TURN)
         ratio = statistics.median(b / a for a, b in zip(*times.values(), strict=True))
         plain, banded = map(statistics.median, times.values())
         size = WORKLOADS[name].batch_size
-        rows.append((name, size, f"{plain:.2f}", f"{banded:.2f}", f"{ratio:.2f}"))
+        rows.append((name, size, f"{plain:.3f}", f"{banded:.3f}", f"{ratio:.3f}"))
         print(*rows[-1], flush=True)
         del runs
     header = ("model", "lot", "DP-SGD, ms", "16 bands, ms", "ratio")
     text = (
-        f"{device.type}, {torch.get_num_threads()} threads. Medians of {TURNS - 2} turns of "
+        f"{device.type}, {torch.get_num_threads()} threads. Medians of {turns - WARM_UP} turns of "
         f"{STEPS_OF_TURN} steps, {'wall' if is_gpu else 'processor'} time a step, DP-SGD and 16 "
         "bands in turn; the ratio is the median of the ratios of the turns."
     )
@@ -220,7 +222,7 @@ def measure_time(device: torch.device, names: list[str]) -> None:
     write(where, "Steps with correlated noise", ("torch",), text, table(header, rows))
 
 
-def one_run(workload: Workload, is_banded: bool, device: torch.device) -> Any:
+def one_run(workload: Workload, is_banded: bool, device: torch.device, turns: int) -> Any:
     """Return a run on random records, and its lots."""
     torch.manual_seed(0)
     data = workload.batch(20 * workload.batch_size, device)
@@ -233,7 +235,7 @@ def one_run(workload: Workload, is_banded: bool, device: torch.device) -> Any:
 
     private = make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.01), data, loss_fn,
-        batch_size=workload.batch_size, steps=TURNS * STEPS_OF_TURN, clip_norm=1.0,
+        batch_size=workload.batch_size, steps=turns * STEPS_OF_TURN, clip_norm=1.0,
         noise_multiplier=1.0, noise=Banded(bands=16, average=0.0) if is_banded else None,
         check=False, compile=device.type == "cuda",
     )  # fmt: skip

@@ -56,7 +56,7 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
-from tacit.training.grid_noise import NoiseGrid, SumOnGrid, in_steps
+from tacit.training.grid_noise import NoiseGrid, SumOnGrid, rounded
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 from tacit.training.tensor_text import from_text, to_text
@@ -265,8 +265,9 @@ def choose_bands(
 class MixedSum:
     """c_0 g_t + sum_k c_k e_{t-k} for some coordinates, whose release leaves the residual e_t.
 
-    `older` is the part of residuals that was mixed before, and `recent` are further residuals with
-    their weights. `residual` is where e_t is written to. Private.
+    Residuals are in steps of the grid. `older` is the part of residuals that was mixed before, and
+    `recent` are further residuals with their weights. `residual` is where e_t is written to.
+    Private.
     """
 
     def __init__(
@@ -279,6 +280,7 @@ class MixedSum:
     ) -> None:
         self._total, self._older, self._recent = total, older, recent
         self._residual, self._options = residual, options
+        self._sums = np.empty(0)  # in steps, from `add_to` on; later those at late places
 
     def __len__(self) -> int:
         return len(self._total)
@@ -288,32 +290,40 @@ class MixedSum:
         options = self._residual[here], self._options
         return MixedSum(self._total[here], self._older[here], recent, *options)
 
-    def add_to(self, noise: NDArray[np.float64]) -> None:
+    def add_to(self, noise: NDArray[np.float64], space: Sequence[NDArray[np.float64]]) -> None:
         """Add these numbers, in whole steps of the grid, to as many others."""
-        x = np.multiply(self._total, self._options.weight, dtype=np.float64)
+        x, term, self._sums = space
+        np.copyto(self._sums, self._total)  # which the release may overwrite
+        np.multiply(self._sums, 1.0 / self._options.step, out=self._sums)
+        np.multiply(self._sums, self._options.weight, out=x)
         x += self._older
-        term = np.empty_like(x)
         for row, weight in self._recent:
             x += np.multiply(row, weight, out=term)
-        noise += in_steps(x, self._options.step, x)
+        noise += rounded(x)
 
-    def released(
-        self, values: NDArray[np.float64], places: NDArray[np.int64] | None = None
+    def released(self, values: NDArray[np.float64], late: NDArray[np.int64]) -> None:
+        """Keep the residuals: the sums less the gradients that were released for them."""
+        self._keep(values, self._sums, self._residual)
+        self._sums = self._sums[late]
+
+    def released_late(self, values: NDArray[np.float64], late: NDArray[np.int64]) -> None:
+        """Keep the residuals at `late`."""
+        found = np.empty(len(late))
+        self._keep(values, self._sums, found)
+        self._residual[late] = found
+
+    def _keep(
+        self, values: NDArray[np.float64], sums: NDArray[np.float64], found: NDArray[np.float64]
     ) -> None:
-        """Keep the residual: the sum less the gradient that was released for it."""
-        _, _, batch, limit = self._options
-        total = self._total if places is None else self._total[places]
-        found = self._residual if places is None else np.empty(len(places))
-        np.multiply(values, -batch, out=found)
-        found += total
+        _, step, batch, limit = self._options
+        np.multiply(values, -batch / step, out=found)
+        found += sums
         if not (found.min(initial=0.0) >= -limit and found.max(initial=0.0) <= limit):
             np.clip(np.nan_to_num(found, nan=0.0), -limit, limit, out=found)
-        if places is not None:
-            self._residual[places] = found
 
 
 class _Mixing(NamedTuple):
-    """Weight of the newest sum, step of the grid, expected batch, largest size of a residual."""
+    """Weight of the newest sum, step of the grid, expected batch, largest residual in steps."""
 
     weight: float
     step: float
@@ -327,8 +337,6 @@ class BandedNoise(NoisyMean):
     Guarantee: all calls together are `events.BandedGaussian(noise_multiplier, column, ...)`, if
     records take part as that event says, and scales and noise multiplier are the same in all calls.
     """
-
-    _keeps_sums = True  # residuals are the sums less what is released
 
     def __init__(
         self,
@@ -421,7 +429,8 @@ class BandedNoise(NoisyMean):
             means = self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
         else:  # a GPU without a kernel for these sums: its residuals are taken to the CPU and back
             grids = self._grids(noise_multiplier, scales, sum(sizes))
-            units = torch.tensor([residual_step(grid) for grid in grids], dtype=torch.float64)
+            ratios = [residual_step(grid) / grid.step for grid in grids]
+            units = torch.tensor(ratios, dtype=torch.float64)
             units = units.repeat_interleave(torch.tensor(sizes))
             self._residuals, self._ready = kept.cpu() * units, range(0)
             try:
@@ -482,7 +491,7 @@ class BandedNoise(NoisyMean):
             here = slice(start, start + len(total))
             near = [(rows[row, here], weight) for row, weight in recent]
             residual = rows[step % self._rows, here]
-            limit = _LIMIT * residual_step(grid)
+            limit = _LIMIT * residual_step(grid) / grid.step
             options = _Mixing(float(self._column[0]), grid.step, self._batch, limit)
             mixed = MixedSum(total, older.numpy()[here], near, residual, options)
             found.append(SumOnGrid(mixed, grid, out))
@@ -505,7 +514,7 @@ class BandedNoise(NoisyMean):
             self._ready = range(0)
         if step not in self._ready:
             weights = torch.from_numpy(self._weights(step, block, ahead)).to(kept.device)
-            for there in _slices(kept.shape[1]):
+            for there in _slices(kept.shape[1], 256 * _CHUNK if kept.is_cuda else _CHUNK):
                 torch.mm(weights, kept[:, there].double(), out=self._space[:, there])
             self._ready = range(step, block + ahead)
         recent = [(s % self._rows, float(self._column[step - s])) for s in range(block, step)]
@@ -525,7 +534,8 @@ class BandedNoise(NoisyMean):
     def _kept(self, size: int, device: torch.device) -> Tensor:
         """Return the residuals on the device of the sums: on a GPU in whole units.
 
-        A GPU reads half as much memory for int32; a CPU is twice as fast with float64.
+        A GPU reads half as much memory for int32; a CPU is twice as fast with float64, in steps of
+        the grid.
         """
         kind = torch.int32 if device.type == "cuda" else torch.float64
         if self._residuals is None:
@@ -542,7 +552,7 @@ def residual_step(grid: NoiseGrid) -> float:
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
 
 
-def _slices(size: int) -> Iterator[slice]:
-    """Yield the coordinates of a vector of `size` numbers, `_CHUNK` at a time."""
-    for start in range(0, size, _CHUNK):
-        yield slice(start, min(start + _CHUNK, size))
+def _slices(size: int, at_once: int) -> Iterator[slice]:
+    """Yield the coordinates of a vector of `size` numbers, `at_once` at a time."""
+    for start in range(0, size, at_once):
+        yield slice(start, min(start + at_once, size))

@@ -115,12 +115,19 @@ class ComputedSum(Protocol):
 
     def __getitem__(self, here: slice) -> "ComputedSum": ...
 
-    def add_to(self, noise: Floats) -> None:
-        """Add these numbers, in whole steps of the grid, to as many others."""
+    def add_to(self, noise: Floats, space: "Sequence[Floats]") -> None:
+        """Add these numbers, in whole steps of the grid, to as many others.
+
+        `space` are three arrays of the same size to compute in, kept as they are until `released`.
+        """
         ...
 
-    def released(self, values: Floats, places: Indices | None = None) -> None:
-        """Take note of released numbers; those at `places`, if given, replace earlier ones."""
+    def released(self, values: Floats, late: Indices) -> None:
+        """Take note of released numbers, of which those at `late` are not final."""
+        ...
+
+    def released_late(self, values: Floats, late: Indices) -> None:
+        """Take note of the numbers at `late`."""
         ...
 
 
@@ -144,13 +151,15 @@ class SparseSum:
         start, stop, _ = here.indices(self.size)
         return SparseSum(self.places, self.steps, self.first + start, stop - start)
 
-    def add_to(self, noise: Floats) -> None:
+    def add_to(self, noise: Floats, space: Sequence[Floats]) -> None:
         """Add these numbers to as many others."""
         given = slice(*self.places.searchsorted((self.first, self.first + self.size)))
         noise[self.places[given] - self.first] += self.steps[given]
 
-    def released(self, values: Floats, places: Indices | None = None) -> None:
+    def released(self, values: Floats, late: Indices) -> None:
         """Nothing is kept of released numbers."""
+
+    released_late = released
 
 
 class SumOnGrid(NamedTuple):
@@ -237,7 +246,7 @@ def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, t
         steps *= step * factor
         out[places] = steps
         if not isinstance(total, np.ndarray):
-            total.released(steps, places)
+            total.released_late(steps, places)
         start += len(places)
 
 
@@ -256,11 +265,11 @@ def _release(part: SumOnGrid, noise: Floats, late: Indices, scale: float, factor
     if isinstance(total, np.ndarray):
         np.add(noise, in_steps(total, step, _SPACE.floats[: len(total)]), out=noise)
     else:
-        total.add_to(noise)
+        total.add_to(noise, [array[: len(total)] for array in _SPACE.spare])
     steps = noise[late]
     np.multiply(noise, step * factor, out=noise)
     if not isinstance(total, np.ndarray):
-        total.released(noise)
+        total.released(noise, late)
     np.copyto(out, noise, casting="same_kind")
     return steps
 
@@ -272,6 +281,11 @@ def in_steps(total: NDArray[Any], step: float, x: Floats) -> Floats:
     """
     np.copyto(x, total)  # casts apart from products: numpy would buffer them
     np.multiply(x, 1.0 / step, out=x)
+    return rounded(x)
+
+
+def rounded(x: Floats) -> Floats:
+    """Round `x` in place to whole numbers, limit infinite ones, and return it."""
     np.rint(x, out=x)
     if not math.isfinite(x.sum()):
         np.clip(x, -(2.0**1000), 2.0**1000, out=x)
@@ -287,6 +301,7 @@ class _Space(threading.local):
         self.bounds = np.empty(size)
         self.layers = np.empty(size, np.int64)
         self.flags = np.empty(size, np.bool_)
+        self.spare = [self.floats, self.bounds, self.layers.view(np.float64)]  # after `_propose`
 
 
 _SPACE = _Space(_STRIP)

@@ -47,8 +47,6 @@ class NoisyMean:
     this object in another process would draw the same noise, so it refuses to be copied.
     """
 
-    _keeps_sums = False  # whether the sums are still read when they are being released
-
     def __init__(
         self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
     ) -> None:
@@ -213,8 +211,7 @@ class NoisyMean:
             out = torch.empty(total.numel(), dtype=kind)
             return SumOnGrid(_places_on(grid, total.coalesce()), grid, out.numpy()), out
         flat = total.reshape(-1)
-        is_in_place = kind == flat.dtype and not self._keeps_sums
-        out = flat if is_in_place else torch.empty_like(flat, dtype=kind)
+        out = flat if kind == flat.dtype else torch.empty_like(flat, dtype=kind)
         return SumOnGrid(flat.numpy(), grid, out.numpy()), out
 
     def _with_past(self, parts: Sequence[SumOnGrid], _step: int) -> Sequence[SumOnGrid]:

@@ -597,8 +597,6 @@ def test_a_launch_that_fails_leaves_no_stale_residual(monkeypatch):
     """The noise starts anew at the next step, whichever way the launch was made."""
 
     class Failing:
-        is_plain = False
-
         def set_step(self, step):
             pass
 
@@ -681,6 +679,8 @@ def test_residuals_are_mixed_as_written_and_a_restart_anywhere_repeats_them(band
         return torch.cat([f.flatten() for f in found]).clone()
 
     run, gradients, residuals, states = noise(), [], [], []
+    grids = make_grids(1.0, [1.0, 2.0], 15, bands=bands)
+    units = torch.tensor([grids[0].step] * 5 + [grids[1].step] * 10, dtype=torch.float64)
     for step in range(steps):
         states.append(json.loads(json.dumps(run.state())))
         begin = 0 if restart is None else step - step % restart
@@ -689,7 +689,7 @@ def test_residuals_are_mixed_as_written_and_a_restart_anywhere_repeats_them(band
         expected = sum((column[k] * residuals[step - k] for k in lags), torch.zeros_like(past))
         torch.testing.assert_close(past, expected)
         gradients.append(released(run, step))
-        residuals.append(sums[step].flatten() - 4.0 * gradients[-1])
+        residuals.append((sums[step].flatten() - 4.0 * gradients[-1]) / units)
     for begin, state in enumerate(states):
         again = noise()
         again.load_state(state)

@@ -22,6 +22,7 @@ standard deviations or more: the probability of a cell is right to a factor 1 + 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
@@ -244,7 +245,7 @@ class Blocks:
     replay uses those that were set last.
     """
 
-    is_plain = True  # nothing is kept between launches, so the optimizer's step may be fused
+    is_banded = False  # whether residuals are kept between launches, for correlated noise
 
     def __init__(
         self, tensors: Sequence[Tensor], grids: Sequence[NoiseGrid], factor: float, rounds: int
@@ -267,6 +268,8 @@ class Blocks:
         self.key = torch.zeros(8, dtype=torch.int32, device=device)
         self.nonce = torch.zeros(1, dtype=torch.int64, device=device)
         self._secret = b""
+        # Arguments of kernels that take residuals too (`banded_blocks`), which none of them reads.
+        self.past: tuple[Any, ...] = (self.counts, 0, 0, *[self.counts] * 5)
 
     def spread(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
         """Return a tensor with one entry per block: the value given for the block's tensor."""

@@ -190,7 +190,7 @@ def fused_update(
     """Return the `Update` that adds noise and takes the step in one launch, None if unsupported."""
     from tacit.training.gpu import update
 
-    if not blocks.is_plain or not update.can_update(sums, parameters, optimizer):
+    if not update.can_update(sums, parameters, optimizer):
         return None
     return update.Update(blocks, parameters, optimizer)
 

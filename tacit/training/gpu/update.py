@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.training.clip import call_each
+from tacit.training.gpu.banded_blocks import mixed_past, released_with_residual
 from tacit.training.gpu.noise import (
     LANES,
     WARPS,
@@ -65,30 +66,17 @@ def _one_minus_exp(x):
     return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
 
 
-@triton.jit
-def _eighth(
-    at, z, g, p, first, second, unbias, count, grid, settings,
-    IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
-):  # fmt: skip
-    inside = at < count
-    noisy = released(tl.load(g + at, mask=inside), z, grid)
-    tl.store(g + at, noisy, mask=inside)
-    if IS_ADAM:
-        _adam(p + at, noisy, first + at, second + at, unbias, settings, inside, FLAG)
-    else:
-        _sgd(p + at, noisy, first + at, settings, inside, HAS_MOMENTUM, FLAG)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "size"])
 def _update_kernel(
     sums, parameters, firsts, seconds, steps, groups, table, counts, counters, grids, key, nonce,
+    residuals, rows, size, begins, units, column, phase, expected, IS_BANDED: tl.constexpr,
     IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, LANES: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Add noise to one block of clipped sums, and update the block's parameters by the result.
 
-    The noisy gradient is that of `noise.released`. It replaces the sum in memory. A block has up to
-    8 LANES numbers.
+    The noisy gradient is that of `noise.released`, or of `banded_blocks` if residuals are kept.
+    It replaces the sum in memory. A block has up to 8 LANES numbers.
     """
     block = tl.program_id(0)
     g, p = aligned(sums, block), aligned(parameters, block)
@@ -105,13 +93,28 @@ def _update_kernel(
             _one_minus_exp(step * tl.load(row + 6)), _one_minus_exp(step * tl.load(row + 7))
         )  # fmt: skip
     count, grid = tl.load(counts + block), grid_of(grids, block)
+    unit, batch, weight, pasts, newest = 0.0, 0.0, 0.0, (0.0, 0.0), residuals
+    if IS_BANDED:
+        begin, unit, now = tl.load(begins + block), tl.load(units + block), tl.load(phase)
+        batch, weight = tl.load(expected), tl.load(column)
+        pasts = mixed_past(residuals, rows, size, begin, count, column, now, LANES)
+        newest = residuals + (begin + now * size)
     lane = tl.arange(0, LANES)
     zs = normals(key, tl.load(nonce), tl.load(counters + block) + lane, ROUNDS)
     for i in tl.static_range(8):
-        _eighth(
-            lane + i * LANES, zs[i], g, p, first, second, unbias, count, grid, settings,
-            IS_ADAM, FLAG, HAS_MOMENTUM,
-        )  # fmt: skip
+        at = lane + i * LANES
+        inside = at < count
+        total = tl.load(g + at, mask=inside, other=0.0)
+        if IS_BANDED:
+            noisy, e = released_with_residual(total, pasts[i], zs[i], grid, weight, unit, batch)
+            tl.store(newest + at, e, mask=inside)
+        else:
+            noisy = released(total, zs[i], grid)
+        tl.store(g + at, noisy, mask=inside)
+        if IS_ADAM:
+            _adam(p + at, noisy, first + at, second + at, unbias, settings, inside, FLAG)
+        else:
+            _sgd(p + at, noisy, first + at, settings, inside, HAS_MOMENTUM, FLAG)
 
 
 class Update:
@@ -152,9 +155,9 @@ class Update:
         _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
             self._groups, self._table, noise.counts, noise.counters, noise.grids, noise.key,
-            noise.nonce, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
-            HAS_MOMENTUM=bool(group.get("momentum")), LANES=LANES, ROUNDS=noise.rounds,
-            num_warps=WARPS,
+            noise.nonce, *noise.past, IS_BANDED=noise.is_banded, IS_ADAM=self._is_adam,
+            FLAG=_flag(self._optimizer, group), HAS_MOMENTUM=bool(group.get("momentum")),
+            LANES=LANES, ROUNDS=noise.rounds, num_warps=WARPS,
         )  # fmt: skip
 
 

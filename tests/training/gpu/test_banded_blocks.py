@@ -12,7 +12,9 @@ import tacit
 from tacit.mechanisms import optimal_bands
 from tacit.training import Banded
 from tacit.training.banded_noise import BandedNoise, residual_step
+from tacit.training.gpu import RecordedUpdate
 from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,6 +77,64 @@ def test_the_kernel_and_the_host_can_take_turns():
         )
         seen.append(mean.double().cpu().numpy())
     assert is_white(mixed(np.array(seen), column), 6)
+
+
+@pytest.mark.parametrize("bands", [2, 16])
+def test_the_kernel_recovers_the_updates_of_the_definition(bands):
+    """u = C^-1 (C g + z), with the z of a run without correlation under the same key."""
+    column, steps, size = optimal_bands(40, bands), 40, 9000
+    options = {"scales": [2.0], "noise_multiplier": 1.5}
+    noise = BandedNoise(Key.from_seed(4), expected_batch=4.0, column=column)
+    alone = NoisyMean(Key.from_seed(4), expected_batch=4.0, bands=bands)
+    generator = torch.Generator().manual_seed(0)
+    sums = 30 * torch.randn(steps, size, generator=generator)
+    zeros = torch.zeros(size, device="cuda")
+    found, z = [], []
+    for step in range(steps):
+        found.append(noise.release([sums[step].cuda()], step=step, **options)[0].cpu().double())
+        z.append(alone.release([zeros.clone()], step=step, **options)[0].cpu().double())
+    strategy = torch.zeros(steps, steps, dtype=torch.float64)
+    for lag, weight in enumerate(column):
+        strategy += torch.diag(torch.full((steps - lag,), weight, dtype=torch.float64), -lag)
+    noises = torch.linalg.solve_triangular(strategy, torch.stack(z), upper=False)
+    expected = sums.double() / 4.0 + noises
+    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
+def test_the_fused_update_is_that_of_the_optimizer(kind):
+    seen, generator = [], torch.Generator().manual_seed(0)
+    sums = [[t.cuda() for t in torch.randn(24, n, generator=generator)] for n in (70, 6400)]
+    for is_alone in (True, False):  # otherwise the optimizer's own step is taken
+        weights = [nn.Parameter(torch.ones(n, device="cuda")) for n in (70, 6400)]
+        optimizer = {
+            "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+            "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+            "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, capturable=True),
+        }[kind](weights)
+        noise = BandedNoise(Key.from_seed(2), expected_batch=4.0, column=optimal_bands(24, 8))
+        update = RecordedUpdate(noise, weights, optimizer, is_alone=is_alone)
+        memory = [torch.empty(n, device="cuda") for n in (70, 6400)]
+        for step in range(24):
+            optimizer.param_groups[0]["lr"] *= 0.95  # as a schedule does
+            for place, total in zip(memory, sums, strict=True):
+                place.copy_(total[step])
+            update.release_and_move(memory, [1.0, 2.0], step=step, noise_multiplier=1.0)
+        (launches,) = update._launches.values()
+        assert (launches._update is not None) == is_alone
+        assert (launches.graph is not None) == is_alone  # which follows the rates
+        seen.append(torch.cat([p.detach() for p in weights]))
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+
+
+def test_residuals_of_more_than_two_to_the_31_numbers():
+    size, column = 160_000_000, optimal_bands(32, 16)
+    noise, seen = BandedNoise(Key.from_seed(3), expected_batch=1.0, column=column), []
+    for step in range(24):
+        total = torch.zeros(size, device="cuda")
+        (mean,) = noise.release([total], [1.0], step=step, noise_multiplier=1.0)
+        seen.append(mean[-20_000:].double().cpu().numpy())
+    assert is_white(mixed(np.array(seen), column), 17)
 
 
 @pytest.mark.parametrize("compile", [False, True])
