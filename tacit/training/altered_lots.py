@@ -5,7 +5,7 @@ See `isolation` for the tests that are made of them, and `rounding` for what is 
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices
 from tacit.training.rounding import (
     ROOM,
+    Gradient,
     Rounding,
     distance,
     in_double,
+    norm_of_difference,
     rounding_unit,
     summary_of,
 )
@@ -27,6 +29,8 @@ from tacit.training.sequential_test import differ_in_law
 
 if TYPE_CHECKING:
     from tacit.training.isolation import CheckedIsolation
+
+T = TypeVar("T")
 
 
 class AlteredLots:
@@ -168,11 +172,14 @@ class AlteredLots:
     def _random_losses(
         self, rows: Indices, kept: Indices, *, after: Indices | None = None
     ) -> Tensor:
-        seed = self._reseed()
-        if after is not None:
-            for number in range(self._earlier):
-                self.program.losses(after, seed + 1 + number)
-        return self.program.losses(rows, seed)[0][kept].cpu()
+        def run() -> Tensor:
+            seed = self._reseed()
+            if after is not None:
+                for number in range(self._earlier):
+                    self.program.losses(after, seed + 1 + number)
+            return self.program.losses(rows, seed)[0]
+
+        return self.program.without_graph(run)[kept].cpu()
 
     def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
         return summary_of(self.program.gradient(rows, self._reseed(), kept)).cpu()
@@ -188,10 +195,10 @@ class AlteredLots:
         """Replace a random half of the rows, and compare the clipped gradients of the others."""
         kept, rows = self._half()
 
-        def run(lots: AlteredLots) -> list[Tensor]:
+        def run(lots: AlteredLots) -> list[Gradient]:
             return [lots.gradient(self.rows, kept), lots.gradient(rows, kept)]
 
-        if torch.equal(*run(self)):
+        if not norm_of_difference(*run(self)):
             return self._passed(halves=1)
         if not self.rounding.is_unrepeatable:
             if not self._are_far(run, kept, is_fine=self._is_alike()):
@@ -263,7 +270,7 @@ class AlteredLots:
         every = np.arange(len(self.rows))
         _, rows = self._half()
 
-        def run(lots: AlteredLots) -> list[Tensor]:
+        def run(lots: AlteredLots) -> list[Gradient]:
             return [lots.gradient(self.rows, every, after=lot) for lot in (self.rows, rows)]
 
         for _ in range(_PAIRS_OF_GRADIENTS):
@@ -317,7 +324,7 @@ class AlteredLots:
             return self._compare_laws_of_gradients("removed")
         kept, _ = self._half()
 
-        def run(lots: AlteredLots) -> list[Tensor]:
+        def run(lots: AlteredLots) -> list[Gradient]:
             fewer = lots.gradient(self.rows[kept], np.arange(len(kept)))
             return [lots.gradient(self.rows, kept), fewer]
 
@@ -376,16 +383,19 @@ class AlteredLots:
         return drawn[~np.isin(drawn, self.rows)][:size]
 
     def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
-        self.state.restore()
-        if after is not None:
-            for number in range(self._earlier):
-                self.program.losses(after, self.seed + 1 + number)
-            self.state.restore_generators()  # what they draw later is as random as before
-        found, draws = self.program.losses(rows, self.seed)
+        def run() -> tuple[Tensor, list[Any]]:
+            self.state.restore()
+            if after is not None:
+                for number in range(self._earlier):
+                    self.program.losses(after, self.seed + 1 + number)
+                self.state.restore_generators()  # what they draw later is as random as before
+            return self.program.losses(rows, self.seed)
+
+        found, draws = self.program.without_graph(run)
         self._last_draws = [*draws, *self.state.generators()]
         return found
 
-    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Tensor:
+    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Gradient:
         self.state.restore()
         if after is not None:
             for number in range(self._earlier):
@@ -438,7 +448,7 @@ class AlteredLots:
         is_lost = torch.isfinite(before) != torch.isfinite(after)
         return bool((((distance(before, after) > limit) | is_lost) & is_far).any())
 
-    def _in_double(self, run: Callable[["AlteredLots"], list[Tensor]]) -> list[Tensor] | None:
+    def _in_double(self, run: Callable[["AlteredLots"], list[T]]) -> list[T] | None:
         """Return results of the same program in float64; None if it cannot be run."""
         try:
             with in_double(self.program.model) as model:
@@ -449,18 +459,17 @@ class AlteredLots:
             return None
 
     def _are_far(
-        self, run: Callable[["AlteredLots"], list[Tensor]], kept: Indices, *, is_fine: bool
+        self, run: Callable[["AlteredLots"], list[Gradient]], kept: Indices, *, is_fine: bool
     ) -> bool:
         """Return whether two clipped sums over the rows in `kept` differ by more than rounding."""
-        a, b = run(self)
-        difference = float((a - b).norm())
+        difference = norm_of_difference(*run(self))
         if not difference or not all(
             difference > self.rounding.slack_of_gradients(self.rows, kept, n, is_fine=is_fine)
             for n in (1, 8)
         ):
             return False
         double = self._in_double(run)
-        return double is None or float((double[0] - double[1]).norm()) > difference / ROOM
+        return double is None or norm_of_difference(*double) > difference / ROOM
 
     def _refuse(self, how: str) -> None:
         raise IncompatibleModel(_REASONS[how])

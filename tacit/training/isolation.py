@@ -30,7 +30,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,16 +41,18 @@ from tacit.errors import IncompatibleModel
 from tacit.training.altered_lots import FEW_ROWS, REPETITIONS, AlteredLots
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
-from tacit.training.engines import clipped_sum
-from tacit.training.engines.examples import as_views, as_written
+from tacit.training.engines import engine_named
+from tacit.training.engines.examples import Examples, as_views, as_written
 from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.program_state import drawn_so_far
 from tacit.training.records import Indices, Records
-from tacit.training.rounding import as_double
-from tacit.training.tree import Batch, LossFn, check_losses, with_rows
+from tacit.training.rounding import Gradient, as_double
+from tacit.training.tree import Batch, LossFn, check_losses, current_device, with_rows
 from tacit.training.withheld_errors import ErrorGuard
+
+T = TypeVar("T")
 
 
 class Isolation:
@@ -66,8 +68,12 @@ class Isolation:
         Runs the user's program and withholds the text of its errors.
     is_certain
         Whether examples are kept apart by construction, in `Private.step` alone.
+    gradient_rows
+        Most rows of a lot whose gradients are compared, which takes more memory than losses; None
+        for all.
     """
 
+    gradient_rows: int | None = None
     next_check: float = math.inf
     is_certain: bool = False
 
@@ -126,6 +132,7 @@ class CheckedIsolation(Isolation):
         self.roots = (model, loss_fn, augment, *records.program)
         self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
         self.first_lots: FirstLots | None = None
+        self._takes_gradients = False  # whether the program has been seen to
         self._refusal: IncompatibleModel | None = None
 
     @property
@@ -186,11 +193,12 @@ class CheckedIsolation(Isolation):
         self._plan_next(lot.step, key)
 
     def _check_once(self, indices: Indices, rng: np.random.Generator) -> None:
-        trial = AlteredLots(self, self._full(indices, rng), rng)
+        lot, number = self._full(indices, rng), int(rng.integers(8))
+        trial = AlteredLots(self, lot[: self.gradient_rows] if number == 4 else lot, rng)
         tests = [trial.replace] * 4 + [trial.replace_gradients, trial.follow]
         tests += [trial.remove, trial.isolate]
         try:
-            tests[int(rng.integers(len(tests)))]()
+            tests[number]()
         finally:
             trial.state.restore()
 
@@ -219,6 +227,7 @@ class CheckedIsolation(Isolation):
                     trial.begin(whole[:size])
                     trial.replace()
                     trial.isolate()
+                trial.begin(whole[: self.gradient_rows])
                 trial.warm_up()
                 trial.follow_by_gradients()
                 trial.replace_gradients()
@@ -249,21 +258,33 @@ class CheckedIsolation(Isolation):
             self.loss_unit = torch.finfo(losses.dtype).eps
             return losses.detach().double().view(len(indices), self.views), drawn_so_far(device)
 
-    def gradient(self, indices: Indices, seed: int, count: Indices) -> Tensor:
-        """Return the clipped sum over the rows in `count`, as one flat vector. Private."""
-        weights = torch.zeros(len(indices), device=self.records.device)
-        weights[torch.from_numpy(count).to(weights.device)] = 1.0
-        with randomness(seed, self.records.device):
-            total = clipped_sum(
-                self.model,
-                self.loss_fn,
-                self.batch(indices),
-                self.clip,
-                engine=self.engine,
-                weights=weights,
-                augmentations=self.views,
-            )
-        return torch.cat([t.flatten().double() for t in total.sums.values()])
+    def without_graph(self, run: Callable[[], T]) -> T:
+        """Return `run()`, in which autograd saves nothing for a backward pass that never comes.
+
+        Losses then need the memory of a forward pass alone. A program that takes gradients itself
+        needs what was saved, so `run` is called again, as it is; `run` puts the state back first.
+        """
+        if not self._takes_gradients:
+            nothing = _NothingSaved()
+            with contextlib.suppress(Exception):  # whatever is wrong shows again
+                with nothing:
+                    found = run()
+                if not nothing.was_needed:
+                    return found
+            self._takes_gradients = True
+        return run()
+
+    def gradient(self, indices: Indices, seed: int, count: Indices) -> Gradient:
+        """Return the clipped sum over the rows in `count`. Private."""
+        is_counted = torch.zeros(len(indices), dtype=torch.bool, device=self.records.device)
+        is_counted[torch.from_numpy(count).to(is_counted.device)] = True
+        program = self.model, self.loss_fn
+        with randomness(seed, self.records.device), current_device(self.records.device):
+            batch = self.batch(indices)
+            sparse = self.records.device.type == "cpu"
+            examples = Examples(*program, batch, is_counted, self.views, sparse=sparse)
+            total = engine_named(self.engine)(examples, self.clip)
+        return list(total.sums.values())
 
     def with_double(self, model: nn.Module) -> "CheckedIsolation":
         """Return this program with records in float64 and a `model` in float64."""
@@ -279,6 +300,19 @@ class CheckedIsolation(Isolation):
             batch = as_double(batch)
         self.shapes = [t.shape for t in with_rows(batch)[0]]
         return batch
+
+
+class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
+    """Lets autograd keep no tensor for the backward pass, and notes if one is asked for."""
+
+    def __init__(self) -> None:
+        self.was_needed = False
+
+        def unpack(_: None) -> Tensor:
+            self.was_needed = True
+            raise RuntimeError("the program takes gradients")
+
+        super().__init__(lambda _: None, unpack)
 
 
 _MORE = 12  # repetitions for programs that draw random numbers: they may mix by chance

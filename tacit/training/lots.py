@@ -9,7 +9,7 @@ rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,11 @@ from tacit.training.key import Key, randomness, reseed
 from tacit.training.padding import Padding
 from tacit.training.records import Indices, Microbatch, Records
 from tacit.training.tree import Batch, current_device, pad_rows
+
+if TYPE_CHECKING:
+    from tacit.training.memory_limit import Growth
+
+T = TypeVar("T")
 
 
 class PendingMicrobatch(NamedTuple):
@@ -139,6 +144,7 @@ class Lots:
         self._rank = rank
         self._ranks = ranks
         self._row_numbers: dict[int, Tensor] = {}
+        self.growth: Growth | None = None
         self.use(key)
 
     def use(self, key: Key) -> None:
@@ -154,6 +160,13 @@ class Lots:
     def use_limit(self, limit: int, padding: Padding | None) -> None:
         """Make microbatches of at most `limit` rows, padded by `padding`, from now on."""
         self.limit, self.padding = limit, padding
+
+    def measured(self, compute: Callable[[], T], lot: Lot) -> T:
+        """Return `compute()` for this lot, which may show that the limit can be raised."""
+        if self.growth is None:
+            return compute()
+        rows = max((part.rows for part in lot.pending()), default=0)
+        return self.growth(compute, rows=rows, limit=self.limit)
 
     @property
     def pads_all(self) -> bool:

@@ -1,8 +1,10 @@
 """`make_private`: check the arguments and plan a run, which has spent nothing yet."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -18,19 +20,30 @@ from tacit.errors import IncompatibleModel
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
+from tacit.training.altered_lots import FEW_ROWS
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.callbacks import Callback
-from tacit.training.clip import Clip, Flat
+from tacit.training.clip import Clip, ClippedSum, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.ema import TailMean
-from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
+from tacit.training.engines import LossFn, LotSum, TracedLotSum, bookkeeping, engine_named
+from tacit.training.engines.examples import Examples, as_views
+from tacit.training.engines.trace import Trace, trace_calls, undisturbed
 from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation
-from tacit.training.key import Key
+from tacit.training.key import Key, randomness
 from tacit.training.lots import Lots
-from tacit.training.memory_limit import gpu_bytes, measured_limit, starting_limit, usual_lot
+from tacit.training.memory_limit import (
+    GPUMeter,
+    Growth,
+    fitting_rows,
+    largest_microbatch,
+    starting_limit,
+    takes_memory,
+    usual_lot,
+)
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
 from tacit.training.noisy_loss import NoisyLoss
@@ -40,7 +53,7 @@ from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.strict_cost import print_cost_once
-from tacit.training.tree import Batch
+from tacit.training.tree import Batch, map_rows, map_tensors, take_rows
 from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -283,18 +296,27 @@ def make_private(
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
-    limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
+    most = _most_rows(speed, needed, plan.expected_batch / ranks.size)
+    program = None if tested is None else (model, tested, records, clip, views, augment)
+    limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
     how |= {"product_error": rounding.product_error}
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
+    if speed.compile and records.device.type == "cuda" and ranks.size == 1:
+        sums = sum(4 * p.numel() for p in parameters.values())
+        use = partial(_use_limit, lots, speed, plan, ranks)
+        lots.growth = Growth(GPUMeter(records.device), use, most=most, fixed=2 * sums)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
     elif tested is not None:
-        _check_first(kept_apart, lots, key, plan, ranks, speed, rows=rows)
+        if speed.compile and takes_memory(rows, needed):
+            # Compiled steps need less than half of the memory of these gradients.
+            kept_apart.gradient_rows = max(FEW_ROWS, rows // 3)
+        kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
     run = Private(
         model,
         optimizer,
@@ -572,42 +594,76 @@ def _probe(
     return needed
 
 
+def _most_rows(speed: Speed, bytes_per_example: int, expected_batch: float) -> int:
+    """Return the rows above which a lot comes in several microbatches, if memory allows."""
+    if speed.max_microbatch is not None:
+        return speed.max_microbatch
+    if speed.static_shapes and not speed.compile:
+        # Padding to one shape costs as much as records do: two deviations balance it against a
+        # second microbatch.
+        return usual_lot(expected_batch, deviations=2.0)
+    return largest_microbatch(expected_batch, bytes_per_example)
+
+
 def _limit(
-    speed: Speed, bytes_per_example: int, device: torch.device, expected_batch: float
+    speed: Speed,
+    bytes_per_example: int,
+    device: torch.device,
+    program: Any,  # Any: the arguments of `_zero_step`, or None if there is nothing to run
+    *,
+    most: int,
 ) -> int:
     """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
-    most = _largest_lot(speed, expected_batch)
-    return starting_limit(bytes_per_example, device, largest_lot=most)
+    estimate = starting_limit(bytes_per_example, device, largest_lot=most)
+    if program is None or device.type != "cuda":
+        return estimate
+    with _zero_step(*program) as run:
+        try:
+            sums = sum(4 * p.numel() for p in program[0].parameters() if p.requires_grad)
+            # A step has the gradient and the optimizer's state beside the sums that it computes.
+            return fitting_rows(run, GPUMeter(device), most=most, reserved=3 * sums)
+        except Exception:  # programs need not take zeros
+            return estimate
 
 
-def _largest_lot(speed: Speed, expected_batch: float) -> int:
-    """Return the rows above which a lot may come in several microbatches, if memory allows."""
-    # Padding to one shape costs as much as records do: two deviations balance it against a second
-    # microbatch.
-    deviations = 2.0 if speed.static_shapes and not speed.compile else 6.0
-    return usual_lot(expected_batch, deviations=deviations)
+@contextmanager
+def _zero_step(
+    model: nn.Module,
+    loss_fn: LossFn,
+    records: Records,
+    clip: Clip,
+    views: int,
+    augment: Callable[[Batch], Batch] | None,
+) -> Iterator[Callable[[int], ClippedSum]]:
+    """Give a function that computes the clipped sum of some rows of zeros, to be measured.
+
+    Their shape is that of a record. What the program kept meanwhile is put back. The trace of its
+    calls is not kept, since on zeros it may miss that examples mix.
+    """
+    state = ProgramState(model, loss_fn, augment, *records.program)
+    blank = map_tensors(torch.zeros_like, take_rows(records.widest(np.zeros(1, np.int64)), 0, 1))
+    traces: list[Trace] = []
+
+    def run(rows: int) -> ClippedSum:
+        batch = map_rows(lambda t: t.expand(rows, *t.shape[1:]).contiguous(), blank)
+        batch = as_views(batch, views, augment)
+        mask = torch.ones(rows, dtype=torch.bool, device=records.device)
+        examples = Examples(model, loss_fn, batch, mask, views)
+        if not traces:
+            traces.append(trace_calls(examples))
+        return bookkeeping.run(examples, clip, trace=traces[0])
+
+    with gathered(model), undisturbed(model), randomness(0, records.device):
+        try:
+            yield run
+        finally:
+            state.restore()
 
 
-def _check_first(
-    isolation: Isolation,
-    lots: Lots,
-    key: Key,
-    plan: TrainingPlan,
-    ranks: Ranks,
-    speed: Speed,
-    *,
-    rows: int,
-) -> None:
-    """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
-    device, expected = lots.records.device, plan.expected_batch / ranks.size
-    before = gpu_bytes(device).used
-    isolation.check_first(rows, key, expected=expected)
-    if speed.max_microbatch is None and device.type == "cuda":
-        most = _largest_lot(speed, expected)
-        limit = ranks.least(measured_limit(rows, before, device, largest_lot=most))
-        lots.use_limit(limit, _padding(speed, plan, ranks, limit))
+def _use_limit(lots: Lots, speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> None:
+    lots.use_limit(limit, _padding(speed, plan, ranks, limit))
 
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:

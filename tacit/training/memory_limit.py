@@ -1,13 +1,25 @@
-"""How many rows fit in memory at once, before the run and from what its tests have needed."""
+"""How many rows are on a device at once: measured, and never more than a lot usually has.
+
+On a GPU, steps on a few rows of zeros, which have the shape of a record, are measured, and the rows
+that fit follow. A CPU has no such measure; there the limit follows from what autograd saves.
+"""
 
 import math
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import torch
 
+from tacit.training.tree import is_out_of_memory
+
+T = TypeVar("T")
+
 _CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
 _COPIES = 4  # activations, their gradients, and what the norms need, with room to spare
+_SMALL = 2**30  # bytes of a lot that is not worth cutting
+_ROOM = 7 / 8  # of the memory that can be had
+_FEW = (2, 6)  # rows whose steps are measured first
 
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
@@ -20,13 +32,31 @@ def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot:
     return min(fits, largest_lot)
 
 
+def largest_microbatch(expected: float, bytes_per_example: int) -> int:
+    """Return the rows above which a lot is cut, however much memory there is.
+
+    A lot that takes little memory is hardly ever cut. Others are cut above 1.25 standard
+    deviations, once in ten steps: the memory of a run is that of its largest microbatch, and its
+    tests of isolation run microbatches of that size.
+    """
+    most = usual_lot(expected, deviations=6.0)
+    if not takes_memory(most, bytes_per_example):
+        return most
+    return usual_lot(expected, deviations=1.25)
+
+
+def takes_memory(rows: int, bytes_per_example: int) -> bool:
+    """Return whether a step on so many rows needs much memory."""
+    return rows * bytes_per_example * _COPIES > _SMALL
+
+
 def usual_lot(expected: float, *, deviations: float) -> int:
-    """Return a lot size that is rarely exceeded, rounded up to a multiple of 8.
+    """Return a lot size that is rarely exceeded, rounded up to a multiple of 4.
 
     It is `deviations` standard deviations of a Poisson draw above `expected`. It only sets memory
     and padding: a larger lot comes in several microbatches.
     """
-    return 8 * math.ceil((expected + deviations * math.sqrt(expected)) / 8)
+    return 4 * math.ceil((expected + deviations * math.sqrt(expected)) / 4)
 
 
 def _available_memory() -> int:
@@ -36,29 +66,109 @@ def _available_memory() -> int:
         return 4 * _CPU_BUDGET
 
 
-class GPUBytes(NamedTuple):
-    """Bytes of a GPU: in use by tensors, kept by torch, and free."""
+class Meter(Protocol):
+    """Measures the memory of a device."""
 
-    used: int
-    kept: int
-    free: int
+    def available(self) -> int:
+        """Return the bytes that can be allocated now."""
+        ...
 
-
-def gpu_bytes(device: torch.device) -> GPUBytes:
-    """Return the bytes of a GPU; zeros for another device."""
-    if device.type != "cuda":
-        return GPUBytes(0, 0, 0)
-    cuda = torch.cuda
-    used, kept = cuda.memory_allocated(device), cuda.memory_reserved(device)
-    return GPUBytes(used, kept, cuda.mem_get_info(device)[0])
+    def peak(self, run: Callable[[], object]) -> float:
+        """Return the bytes that `run` needs at most, above those in use; inf if they run out."""
+        ...
 
 
-def measured_limit(rows: int, before: int, device: torch.device, *, largest_lot: int) -> int:
-    """Return the rows that fit, from what tests of `rows` rows have needed.
+class GPUMeter:
+    """Measures the memory of a GPU by torch's own count, whose peak starts anew."""
 
-    `before` is what tensors used before the tests, which run uncompiled steps. torch keeps the
-    memory that they freed, so what it keeps bounds what they needed. A fifth stays free.
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def available(self) -> int:
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + kept
+
+    def peak(self, run: Callable[[], object]) -> float:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        try:
+            run()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return max(0, torch.cuda.max_memory_allocated(self._device) - before)
+        torch.cuda.empty_cache()  # outside the except block, whose traceback holds tensors
+        return math.inf
+
+
+def fitting_rows(
+    run: Callable[[int], object], meter: Meter, *, most: int, reserved: int = 0
+) -> int:
+    """Return how many rows a step `run(rows)` can have in the memory there is, at most `most`.
+
+    Steps of a few rows are measured, then one of half the rows that these promise. Memory grows in
+    proportion to the rows, but for a part that is fixed. An eighth stays free, beside `reserved`.
     """
-    now = gpu_bytes(device)
-    each = max(1, now.kept - before) / rows
-    return max(1, min(largest_lot, int(0.8 * (now.free + now.kept - now.used) / each)))
+    budget = _ROOM * meter.available() - reserved
+    fits, found = most, {}
+    while True:
+        rows = _next_size(found, fits)
+        if rows is None:
+            return max(1, min(fits, most))
+        found[rows] = meter.peak(lambda rows=rows: run(rows))
+        if math.isinf(found[rows]):
+            most = min(most, max(1, rows // 2))
+            if rows == 1:
+                return 1
+        fits = _fitting(found, budget, most)
+
+
+def _next_size(found: dict[int, float], fits: int) -> int | None:
+    """Return the rows to measure next: few, then half of what fits; None if that is known."""
+    few = [rows for rows in _FEW if rows not in found and rows <= fits]
+    if few and not any(math.isinf(needed) for needed in found.values()):
+        return few[0]
+    if not found:
+        return 1
+    half = fits // 2
+    is_known = any(3 * rows >= fits or math.isinf(found[rows]) for rows in found)
+    return None if is_known else half
+
+
+def _fitting(found: dict[int, float], budget: float, most: int) -> int:
+    """Return the rows that fit, on the line through the two largest sizes that were measured."""
+    known = sorted((rows, needed) for rows, needed in found.items() if math.isfinite(needed))
+    if len(known) < 2 and len(found) < 2:
+        return most
+    (fewer, little), (more, much) = [(0, 0.0), *known][-2:]
+    each = max(1.0, (much - little) / (more - fewer))
+    return max(1, min(most, int(more + (budget - much) // each)))
+
+
+class Growth:
+    """Raises the limit of rows once, after the first compiled step of a run that cuts lots.
+
+    The limit before it follows from uncompiled steps, which need up to twice the memory. `fixed`
+    bytes of a step do not depend on the rows.
+    """
+
+    def __init__(self, meter: Meter, use: Callable[[int], None], *, most: int, fixed: int) -> None:
+        self._meter, self._use = meter, use
+        self._most, self._fixed = most, fixed
+        self._is_over = False
+
+    def __call__(self, run: Callable[[], T], *, rows: int, limit: int) -> T:
+        """Return the result of `run`, a step in microbatches of at most `rows` rows."""
+        if self._is_over or limit >= self._most or 2 * rows < limit:
+            return run()
+        self._is_over = True
+        budget, found = _ROOM * self._meter.available(), []
+        needed = self._meter.peak(lambda: found.append(run()))
+        if not found:  # memory ran out, and does again
+            return run()
+        each = max(1.0, needed - self._fixed) / rows
+        fits = int((budget - self._fixed) / each)
+        if fits > limit:
+            self._use(min(fits, self._most))
+        return found[0]

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training.key import randomness
-from tacit.training.rounding import as_double, exceeds_rounding, in_double
+from tacit.training.rounding import as_double, exceeds_rounding, in_double, pieces
 from tacit.training.tree import (
     Batch,
     LossFn,
@@ -295,10 +295,11 @@ def _with_changed_row(batch: Batch) -> Batch:
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a.shape != b.shape:
         return a is b
-    a, b = a.detach().double(), b.detach().double()
-    size = float(a.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if a.numel() else 0.0
+    a, b = a.detach(), b.detach()
+    largest = (float(x.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for x in pieces(a) if x.numel())
     # Far above rounding, far below what batch statistics do when a row moves by its own size.
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * size + 1e-12, equal_nan=True)
+    limits = {"rtol": 1e-3, "atol": 1e-4 * max(largest, default=0.0) + 1e-12, "equal_nan": True}
+    return all(torch.allclose(x, y, **limits) for x, y in zip(pieces(a), pieces(b), strict=True))
 
 
 def _depends_on_size(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> bool:

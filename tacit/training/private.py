@@ -126,7 +126,8 @@ class Private(ForeignLoops):
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             with self._guard:
-                total, drawn = self._lot_sum(lot, clip)  # clip and add; private
+                # Clip and add; private.
+                total, drawn = self._lots.measured(lambda: self._lot_sum(lot, clip), lot)
             self._pay_and_release(total, drawn, clip, is_own_loop=True)
 
     def _pay_and_release(

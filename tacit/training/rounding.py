@@ -7,6 +7,7 @@ one unit of rounding, and by running clones of a row.
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ ROOM = 32.0
 """Difference, in units of measured rounding, that is taken for mixing."""
 _REPEATS = 3  # of a lot, before its differences are taken for rounding
 _PAIRS = 8  # moves of the parameters for a lot that follows itself
+_PIECE = 2**17  # numbers that are compared at once
+
+Gradient = Sequence[Tensor]
+"""A clipped sum, by parameter. That of a large table may be sparse."""
 
 
 class Program(Protocol):
@@ -52,8 +57,8 @@ class Trial(Protocol):
         """Return the losses of a lot, (rows, views)."""
         ...
 
-    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Tensor:
-        """Return the clipped sum over the rows in `count` as one vector."""
+    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Gradient:
+        """Return the clipped sum over the rows in `count`."""
         ...
 
 
@@ -147,11 +152,11 @@ class Rounding:
         # A result is rounded itself, and so is a sum of clipped gradients in float32.
         last = torch.finfo(torch.float32).eps
         sums = last * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
-        found = (last if is_fine else self._unit) * float(base.norm()) + sums
+        found = (last if is_fine else self._unit) * norm_of_difference(base) + sums
         for seed in range(times):
-            found = max(found, float((trial.gradient(rows, kept) - base).norm()))
+            found = max(found, norm_of_difference(trial.gradient(rows, kept), base))
             with moved_parameters(trial.program.model, unit, seed):
-                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
+                found = max(found, norm_of_difference(trial.gradient(rows, kept), base))
         return ROOM * found
 
 
@@ -176,12 +181,41 @@ def as_double(batch: Batch) -> Batch:
     return map_rows(lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
-def summary_of(gradient: Tensor) -> Tensor:
+def norm_of_difference(a: Gradient, b: Gradient | None = None) -> float:
+    """Return the norm of `a` - `b`, or that of `a` alone, added up in float64."""
+    total = 0.0
+    for number, x in enumerate(a):
+        y = None if b is None else b[number]
+        if x.is_sparse and y is not None and y.is_sparse:
+            x, y = x - y, None  # the rows that one of them has
+        if x.is_sparse and y is None:
+            x = x.coalesce().values()
+        others = itertools.repeat(0.0) if y is None else pieces(y)
+        total += sum(float((p - q).square().sum()) for p, q in zip(pieces(x), others, strict=False))
+    return math.sqrt(total)
+
+
+def summary_of(gradient: Gradient) -> Tensor:
     """Return 16 sums of parts of a gradient, whose entries get random signs of a fixed period."""
-    n, period = len(gradient), 1021
-    signs = torch.randint(0, 2, (period,), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    signed = gradient * signs.to(gradient).repeat(-(-n // period))[:n]
-    return torch.stack([part.sum() for part in signed.tensor_split(16)])
+    size = sum(t.numel() for t in gradient)
+    ends = [size * part // 16 for part in range(1, 16)]
+    signs = torch.randint(0, 2, (1021,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    sums, place = torch.zeros(16, dtype=torch.float64, device=gradient[0].device), 0
+    for piece in itertools.chain.from_iterable(map(pieces, gradient)):
+        n = len(piece)
+        signed = piece * signs.to(piece).roll(-place).repeat(-(-n // 1021))[:n]
+        first = sum(end <= place for end in ends)
+        cuts = [end - place for end in ends[first:] if end < place + n]
+        for part, values in enumerate(signed.tensor_split(cuts), start=first):
+            sums[part] += values.sum()
+        place += n
+    return sums
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor's entries in float64, some at a time: a whole gradient may be large."""
+    for piece in tensor.to_dense().reshape(-1).split(_PIECE):
+        yield piece.double()
 
 
 @contextmanager
@@ -199,7 +233,7 @@ def moved_parameters(model: nn.Module, unit: float | None, seed: int) -> Iterato
     try:
         with torch.no_grad(), randomness(seed, next(model.parameters()).device):
             for p in parameters:
-                p.mul_(1 + torch.randn_like(p) * max(unit or 0.0, torch.finfo(p.dtype).eps))
+                p.mul_(torch.randn_like(p).mul_(max(unit or 0.0, torch.finfo(p.dtype).eps)).add_(1))
         yield
     finally:
         with torch.no_grad():
@@ -233,10 +267,12 @@ def exceeds_rounding(
 def _largest(a: Tensor | None, b: Tensor | None) -> float:
     if a is None or b is None or not a.numel():
         return 0.0
-    a, b = a.detach().double(), b.detach().double()
-    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
-        return math.inf
-    return float((a - b).nan_to_num(0.0, 0.0, 0.0).abs().amax())
+    largest = 0.0
+    for x, y in zip(pieces(a.detach()), pieces(b.detach()), strict=True):
+        if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
+            return math.inf
+        largest = max(largest, float((x - y).nan_to_num_(0.0, 0.0, 0.0).abs().amax()))
+    return largest
 
 
 @contextmanager

@@ -1,9 +1,22 @@
 """The rows that are on a device at once follow from its memory."""
 
+import math
+
+import pytest
 import torch
 
-from tacit.training import memory_limit
-from tacit.training.memory_limit import starting_limit, usual_lot
+from tacit.training import Flat
+from tacit.training.engines import bookkeeping
+from tacit.training.make import _zero_step
+from tacit.training.memory_limit import (
+    Growth,
+    fitting_rows,
+    largest_microbatch,
+    starting_limit,
+    usual_lot,
+)
+from tacit.training.records import Records
+from tacit.training.withheld_errors import ErrorGuard
 
 CPU = torch.device("cpu")
 
@@ -16,16 +29,121 @@ def test_the_starting_limit_follows_memory_and_lot():
 
 
 def test_lots_above_the_usual_are_rare():
-    assert usual_lot(600, deviations=6.0) == 752
+    assert usual_lot(600, deviations=6.0) == 748
     assert usual_lot(256, deviations=2.0) == 288
-    assert usual_lot(0.01, deviations=6.0) == 8
+    assert usual_lot(0.01, deviations=6.0) == 4
 
 
-def test_the_measured_limit_follows_what_the_tests_needed(monkeypatch):
-    gigabyte = 2**30
-    found = memory_limit.GPUBytes(used=2 * gigabyte, kept=12 * gigabyte, free=30 * gigabyte)
-    monkeypatch.setattr(memory_limit, "gpu_bytes", lambda _: found)
-    # 10 rows needed 10 GB, and 40 GB can be had, of which a fifth stays free.
-    assert memory_limit.measured_limit(10, 2 * gigabyte, CPU, largest_lot=100) == 32
-    assert memory_limit.measured_limit(10, 2 * gigabyte, CPU, largest_lot=20) == 20
-    assert memory_limit.measured_limit(1, 12 * gigabyte, CPU, largest_lot=20) == 20
+def test_small_lots_are_not_cut_and_large_ones_above_a_usual_size():
+    assert largest_microbatch(32, 1000) == 68
+    assert largest_microbatch(32, 2**28) == 40
+
+
+class FakeMeter:
+    """A device of `size` bytes on which a step needs `fixed` bytes and `each` for a row.
+
+    `curved` is the share by which rows of a large step need more than those of a small one.
+    """
+
+    def __init__(self, size, each, fixed=0, curved=0.0):
+        self.size, self.each, self.fixed, self.curved = size, each, fixed, curved
+        self.tried, self.overruns = [], 0
+
+    def available(self):
+        return self.size
+
+    def needed(self, rows):
+        return self.fixed + self.each * rows * (1 + self.curved * min(1, rows / 100))
+
+    def step(self, rows):
+        self.tried.append(rows)
+        return rows
+
+    def peak(self, run):
+        run()
+        needed = self.needed(self.tried[-1])
+        self.overruns += needed > self.size
+        return math.inf if needed > self.size else needed
+
+
+@pytest.mark.parametrize("curved", [-0.3, 0.0, 0.3])
+@pytest.mark.parametrize("fixed", [0, 10**9])
+@pytest.mark.parametrize("each", [10**6, 3 * 10**7, 5 * 10**8])
+def test_the_limit_is_near_what_fits(each, fixed, curved):
+    meter = FakeMeter(40 * 10**9, each, fixed, curved)
+    rows = fitting_rows(meter.step, meter, most=10**6)
+    assert meter.needed(rows) <= meter.size
+    assert 1.5 * meter.needed(rows) >= meter.size
+    assert meter.overruns == 0
+    assert len(meter.tried) <= 4
+
+
+def test_no_more_rows_are_tried_than_a_microbatch_has():
+    meter = FakeMeter(10**12, 10**6)
+    assert fitting_rows(meter.step, meter, most=40) == 40
+    assert max(meter.tried) <= 20
+    assert fitting_rows(meter.step, meter, most=1) == 1
+
+
+def test_memory_for_the_optimizer_stays_free():
+    meter = FakeMeter(10**10, 10**8)
+    assert fitting_rows(meter.step, meter, most=1000, reserved=5 * 10**9) == 37
+
+
+@pytest.mark.parametrize(
+    ("each", "fits"), [(10**9, 7), (3 * 10**9, 2), (6 * 10**9, 1), (9 * 10**9, 1)]
+)
+def test_rows_that_run_out_of_memory_are_halved(each, fits):
+    meter = FakeMeter(8 * 10**9, each)
+    assert fitting_rows(meter.step, meter, most=100) == fits
+
+
+def test_the_limit_grows_once_if_compiled_steps_need_less():
+    meter, used = FakeMeter(8 * 10**9, 10**8), []
+    growth = Growth(meter, used.append, most=100, fixed=0)
+    assert growth(lambda: meter.step(10), rows=10, limit=40) == 10  # too few rows to tell
+    assert growth(lambda: meter.step(40), rows=40, limit=40) == 40
+    assert used == [70]
+    assert growth(lambda: meter.step(70), rows=70, limit=70) == 70
+    assert used == [70]
+
+
+def test_the_limit_does_not_grow_above_a_microbatch_or_what_fits():
+    meter, used = FakeMeter(8 * 10**9, 10**8), []
+    assert Growth(meter, used.append, most=40, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
+    assert not used
+    assert Growth(meter, used.append, most=50, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
+    assert used == [50]
+    meter.each = 19 * 10**7
+    assert Growth(meter, used.append, most=50, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
+    assert used == [50]
+
+
+def test_a_failed_step_raises_its_own_error():
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Full(FakeMeter):
+        def peak(self, run):
+            with pytest.raises(torch.OutOfMemoryError):
+                run()
+            return math.inf
+
+    growth = Growth(Full(1, 1), lambda _: None, most=50, fixed=0)
+    with pytest.raises(torch.OutOfMemoryError):
+        growth(fails, rows=40, limit=40)
+
+
+def test_a_step_on_zeros_leaves_no_trace_of_its_own():
+    model = torch.nn.Linear(3, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(9, 3), torch.randn(9))
+    records = Records(data, collate_fn=None, device=CPU, dtype=torch.float32, guard=ErrorGuard())
+
+    def losses(model, batch):
+        x, y = batch
+        assert not torch.cat([x.flatten(), y]).any()
+        return (model(x).squeeze(1) - y).square()
+
+    with _zero_step(model, losses, records, Flat(1.0), 1, None) as run:
+        assert run(5).sums["weight"].shape == (1, 3)
+    assert model not in bookkeeping._traces or not bookkeeping._traces[model]

@@ -304,6 +304,14 @@ class Intercept(TorchFunctionMode):
         site = self.tape.site(tensors, spec.layouts, output)
         if is_packed(func, args):
             site.order = self.packed.order_of(args[0])
+        try:
+            return self._by_rule(site, spec, func, args, kwargs)
+        finally:
+            site.forget_tensors()
+
+    def _by_rule(
+        self, site: Site, spec: CallSpec, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
         if spec.kind == "spread":
             return generic.spread(site, func, args, kwargs)
         rule = RULES.get(func)

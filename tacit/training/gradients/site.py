@@ -81,6 +81,7 @@ class Site:
         Number of examples. Each example has the same number of rows in the batch.
     tensors, layouts
         The tensor arguments of the call, and the layout of each; None for one without examples.
+        They are known during the call only, not in the backward.
     output
         Layout of the first result.
     is_shared
@@ -110,6 +111,13 @@ class Site:
             if known is tensor:
                 return layout
         return None
+
+    def forget_tensors(self) -> None:
+        """Drop the arguments after the call, since the autograd graph holds the site.
+
+        It would keep the inputs of layers that an activation checkpoint wants to free.
+        """
+        self.tensors = self.layouts = ()
 
     def detached(self, tensor: Tensor) -> Tensor:
         """Return `tensor` without its autograd history; its gradient must be collected instead.
