@@ -149,7 +149,7 @@ class Private(ForeignLoops):
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
-        with checkpoint.uninterrupted():
+        with checkpoint.Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._observe(scales)
