@@ -291,7 +291,10 @@ class LotSum:
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
         if self._loss_fn is None:
-            raise ValueError("loss_fn must be given for private.step; without it use backward.")
+            raise ValueError(
+                "loss_fn must be given to make_private for private.step and private.backward(). "
+                "Without it, give the losses: private.backward(losses)."
+            )
         batch, weights = microbatch.batch, microbatch.weights
         batch = as_views(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
