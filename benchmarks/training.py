@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -153,10 +153,10 @@ def twin_of(method: str) -> str:
 
 
 def in_turn(
-    pairs: list[tuple[str, str]], limit: float
+    pairs: list[tuple[str, str]], limit: float, script: str = __file__, options: Sequence[str] = ()
 ) -> Iterator[tuple[tuple[str, str], Measured | str]]:
     """Yield each pair's result. All prepare at the same time; they are timed one after another."""
-    command = [sys.executable, __file__, "--one"]
+    command = [sys.executable, script, *options, "--one"]
     pipe = subprocess.PIPE
     started = [
         subprocess.Popen([*command, *pair], stdin=pipe, stdout=pipe, stderr=pipe, text=True)

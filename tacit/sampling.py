@@ -393,7 +393,7 @@ def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
     every set of that size is equally likely.
     """
     if 64 * count > n:
-        return np.flatnonzero(_distinct_mask(n, count, rng))
+        return _distinct_mask(n, count, rng).nonzero()[0]
     chosen = np.zeros(0, np.int64)
     while chosen.size < count:
         more = rng.integers(0, n, size=count - chosen.size)

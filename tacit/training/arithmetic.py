@@ -158,10 +158,10 @@ class Arithmetic:
         self.require_covered(drawn)
         if self.mode == "bounded" and all(p.device.type == "cpu" for p in parameters.values()):
             return [sums[name] for name in parameters]
-        return [
-            sums[name].to(torch.promote_types(p.dtype, torch.float32))
-            for name, p in parameters.items()
-        ]
+        pairs = [(sums[name], p.dtype) for name, p in parameters.items()]
+        if all(total.dtype == dtype == torch.float32 for total, dtype in pairs):
+            return [total for total, _ in pairs]
+        return [total.to(torch.promote_types(dtype, torch.float32)) for total, dtype in pairs]
 
     def __str__(self) -> str:
         return self.text

@@ -60,6 +60,11 @@ from tacit.training.program_state import ProgramState
 from tacit.training.released_sums import ReleasedSums
 from tacit.training.tree import LossFn
 
+try:
+    import _signal as _signals
+except ImportError:  # another Python
+    _signals = signal
+
 VERSION = 3
 State = dict[str, Any]  # Any: JSON values
 _MACHINE = "machine or number of ranks"
@@ -610,22 +615,33 @@ class OneStep:
         self._lock.release()
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, so that step counter and parameters stay consistent."""
-    usual = signal.getsignal(signal.SIGINT)
-    # Only the main thread receives signals; a handler not set from Python cannot be put back.
-    if threading.current_thread() is not threading.main_thread() or usual is None:
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    if held and callable(usual):
-        usual(*held[0])
+class Uninterrupted:
+    """A block to whose end Ctrl-C is delayed, so that step counter and parameters stay consistent.
+
+    The module behind `signal` is used, since every step enters such a block: `signal` itself turns
+    numbers into enums, which takes as long as a small launch on a GPU.
+    """
+
+    def __enter__(self) -> None:
+        self._held: tuple[int, FrameType | None] | None = None
+        # Only the main thread receives signals; a handler not set from Python cannot be put back.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._usual = _signals.getsignal(signal.SIGINT) if is_main else None
+        if self._usual is not None:
+            _signals.signal(signal.SIGINT, self._hold)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _frames: object
+    ) -> None:
+        usual = self._usual
+        if usual is None:
+            return
+        _signals.signal(signal.SIGINT, usual)
+        if error is None and self._held is not None and callable(usual):
+            usual(*self._held)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._held = self._held or (number, frame)
 
 
 def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> None:

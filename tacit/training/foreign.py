@@ -4,8 +4,11 @@ Such a loop gets microbatches (or whole lots), computes the losses itself and ca
 `private.backward(losses)` in place of `loss.backward()`. With `loss_fn` given to `make_private`,
 the loop's own forward pass is followed by the book-keeping engine: operations on parameters are
 intercepted from the moment the microbatch is handed out until `backward`, and the backward costs
-what `Private.step` costs. Without `loss_fn`, example i's gradient is the backward of losses[i]:
-right for any model, but each example's backward runs over the whole microbatch.
+what an uncompiled `Private.step` costs. Without `loss_fn`, example i's gradient is the backward of
+losses[i]: right for any model, but each example's backward runs over the whole microbatch.
+
+A loop may also leave the losses to `loss_fn` and call `private.backward()` for each lot: the sum is
+then that of `Private.step`, compiled if the run compiles, and the loop's optimizer does the rest.
 """
 
 from collections.abc import Iterator
@@ -29,6 +32,7 @@ from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.epochs import EpochLoops
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
+from tacit.training.lots import Lot
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import with_loss
 from tacit.training.records import Microbatch
@@ -84,6 +88,7 @@ class ForeignLoops(EpochLoops):
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, int] | None = None
+        self._lot: Lot | None = None  # which a loop over the run holds
         self._at_end: RemovableHandle | None = None
 
     def batches(self) -> Iterator[Batch]:
@@ -118,13 +123,20 @@ class ForeignLoops(EpochLoops):
                 microbatch = following
         self._end_run()
 
-    def backward(self, losses: Tensor) -> None:
+    def backward(self, losses: Tensor | None = None) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
 
         `losses` holds one loss per row of the microbatch that was yielded last: per example, or per
         record of each user. Afterwards `p.grad` is the noisy gradient, or None while microbatches
         of the lot are still to come.
+
+        Without `losses`, those of `loss_fn` on the lot that was yielded last are used. Such a loop
+        iterates over `private`, need not unpack the lot, and is as fast as `private.step`: only
+        this way are steps of a loop compiled.
         """
+        if losses is None:
+            self._backward_by_loss_fn()
+            return
         with self._one_step:
             if (handed := self._handed_out) is None:
                 raise RuntimeError("private.backward needs a batch from private or .batches().")
@@ -148,6 +160,17 @@ class ForeignLoops(EpochLoops):
                     self._end_with_the_optimizer()
                 else:
                     self._sum_so_far = total, drawn
+
+    def _backward_by_loss_fn(self) -> None:
+        with self._one_step, self._lots.on_device():
+            if self._lot is None:
+                raise RuntimeError(
+                    "private.backward() without losses needs a lot of `for lot in private`, and "
+                    "uses each lot once. Loops over private.batches() give their own losses."
+                )
+            self._release_lot(self._lot, is_own_loop=False)
+            self._lot = None
+            self._end_with_the_optimizer()
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
@@ -187,6 +210,7 @@ class ForeignLoops(EpochLoops):
         Two loops at the same time could release parts of one lot twice.
         """
         self._take_back()
+        self._lot = None
         self._check_resumed()
         self._loop += 1
         return self._loop
@@ -198,6 +222,7 @@ class ForeignLoops(EpochLoops):
     def _end_turn(self, loop: int) -> None:
         if loop == self._loop:  # an older loop holds nothing
             self._take_back()
+            self._lot = None
             self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
             if self._at_end is not None:
                 self._at_end.remove()
@@ -260,6 +285,9 @@ class ForeignLoops(EpochLoops):
             )
 
     def _pay_and_release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
+        raise NotImplementedError  # `Private` has it
+
+    def _release_lot(self, lot: Lot, *, is_own_loop: bool) -> None:
         raise NotImplementedError  # `Private` has it
 
 

@@ -78,17 +78,18 @@ class Speed:
     engine
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
-        Compile the clipped sum of `private.step`, and replay it as a CUDA graph on a GPU.
-        Microbatches are padded to a multiple of some rows. The first step takes tens of seconds;
-        later steps are faster than uncompiled ones. "auto" compiles on a GPU if the run has so many
-        steps that it pays, and runs as it is if the program cannot be compiled. See docs/speed.md.
+        Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
+        graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes
+        tens of seconds; later steps are faster than uncompiled ones. "auto" compiles on a GPU if
+        the run has so many steps that it pays, says so before the first step, and runs the program
+        as it is if it cannot be compiled. It never compiles on a CPU. See docs/speed.md.
     """
 
     max_microbatch: int | None = None
     static_shapes: bool = False
     num_workers: int = 0
     engine: str = "auto"
-    compile: bool | Literal["auto"] = False
+    compile: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.max_microbatch is not None:
@@ -146,7 +147,7 @@ def make_private(
     static_shapes: bool = False,
     num_workers: int = 0,
     engine: str = "auto",
-    compile: bool | Literal["auto"] = False,
+    compile: bool | Literal["auto"] = "auto",
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 
@@ -535,9 +536,11 @@ def _with_choice_of_compilation(
 ) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
 
-    If it pays, the reason is returned as well, as a sentence. Compiling takes about 20 s and 0.25 s
-    for each trained tensor, and saves about 1.5 ms a step and 0.5 ms for each trained tensor:
-    measured on an H200 (benchmarks/results/training-gpu.md).
+    The second result is a sentence to be printed before the first step: that the step is compiled,
+    or what keeps it from being compiled where that would pay; else it is empty. Compiling takes
+    about 20 s and 0.25 s for each trained tensor, and saves about 1.5 ms a step and 0.35 ms for
+    each trained tensor: measured on an H200 (benchmarks/results/training-gpu.md). Only the plan and
+    the program count, so a resumed run decides as it did the first time.
     """
     obstacle = _why_not_compiled(plan, parameters)
     if speed.compile is True and obstacle:
@@ -545,16 +548,20 @@ def _with_choice_of_compilation(
     if speed.compile != "auto":
         return speed, ""
     tensors = len(parameters)
-    takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.5e-3 * tensors)
-    is_possible = (
+    takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.35e-3 * tensors)
+    is_asked_for = (
         next(iter(parameters.values())).is_cuda
         and loss_fn is not None
         and isolation == "checked"
         and speed.engine in ("auto", "bookkeeping")
-        and not obstacle
     )
-    if not is_possible or saves < takes:
+    if not is_asked_for or saves < takes:
         return replace(speed, compile=False), ""
+    if obstacle:
+        return replace(speed, compile=False), (
+            f"The step is not compiled, which would save about {saves:.0f} s: compiled steps "
+            f"cannot {obstacle}."
+        )
     return speed, (
         f"The step is compiled, which takes about {takes:.0f} s and saves about {saves:.0f} s in "
         f"{plan.steps:,} steps. compile=False runs it as it is."

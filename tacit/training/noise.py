@@ -3,6 +3,7 @@
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -247,8 +248,8 @@ class NoisyMean:
 
     def _grids(
         self, noise_multiplier: float, scales: Sequence[float], dimension: int
-    ) -> list[NoiseGrid]:
-        return make_grids(noise_multiplier, scales, dimension, bands=self._bands)
+    ) -> tuple[NoiseGrid, ...]:
+        return _known_grids(noise_multiplier, tuple(scales), dimension, self._bands)
 
     def _source(self, purpose: str, step: int) -> NoiseWords:
         return self._key.noise(purpose, step, is_cryptographic=self._secure)
@@ -259,6 +260,14 @@ class NoisyMean:
                 "this private run was made in another process, which would draw the same noise. "
                 "Make the run after the fork, or save its state_dict() and load it into a new run."
             )
+
+
+@lru_cache(maxsize=8)
+def _known_grids(
+    noise_multiplier: float, scales: tuple[float, ...], dimension: int, bands: int
+) -> tuple[NoiseGrid, ...]:
+    """Return `make_grids` of these numbers, which are those of the step before as a rule."""
+    return tuple(make_grids(noise_multiplier, scales, dimension, bands=bands))
 
 
 def _places_on(grid: NoiseGrid, total: Tensor) -> SparseSum:

@@ -95,7 +95,7 @@ class Private(ForeignLoops):
         self._note_end(end)
         for lot in self._lots.from_step(self.steps_taken, end):
             lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
-            self._sum_so_far = None
+            self._sum_so_far, self._lot = None, lot
             try:
                 yield lot
             finally:
@@ -104,7 +104,7 @@ class Private(ForeignLoops):
             if self.steps_taken == lot.step:
                 raise RuntimeError(
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
-                    "call private.step(batch), or private.backward(losses), for each."
+                    "call private.step(batch), or private.backward, for each."
                 )
         self._end_run()
 
@@ -117,18 +117,22 @@ class Private(ForeignLoops):
         Copy a `p.grad` that you keep: the next step may overwrite its memory.
         """
         with self._one_step, self._lots.on_device():
-            if self._handed_out is not None:
-                self._take_back()  # the lot was unpacked too
-            self._check_turn(lot)
-            if self.steps_taken >= self._isolation.next_check:
-                self._check_isolation()
-            clip = self._clip()
-            for parameter in self._parameters.values():
-                parameter.grad = None  # a step that fails leaves no gradient behind
-            with self._guard:
-                # Clip and add; private.
-                total, drawn = self._lots.measured(lambda: self._lot_sum(lot, clip), lot)
-            self._pay_and_release(total, drawn, clip, is_own_loop=True)
+            self._release_lot(lot, is_own_loop=True)
+
+    def _release_lot(self, lot: Lot, *, is_own_loop: bool) -> None:
+        """Sum a lot by `loss_fn`, pay, and release; see `_pay_and_release`."""
+        if self._handed_out is not None:
+            self._take_back()  # the lot was unpacked too
+        self._check_turn(lot)
+        if self.steps_taken >= self._isolation.next_check:
+            self._check_isolation()
+        clip = self._clip()
+        for parameter in self._parameters.values():
+            parameter.grad = None  # a step that fails leaves no gradient behind
+        with self._guard:
+            # Clip and add; private.
+            total, drawn = self._lots.measured(lambda: self._lot_sum(lot, clip), lot)
+        self._pay_and_release(total, drawn, clip, is_own_loop=is_own_loop)
 
     def _pay_and_release(
         self, total: ClippedSum, drawn: float, clip: Clip, *, is_own_loop: bool = False
@@ -150,7 +154,7 @@ class Private(ForeignLoops):
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
-        with checkpoint.uninterrupted():
+        with checkpoint.Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._observe(scales)

@@ -93,6 +93,24 @@ class Loop:
             self.optimizer.step(lambda: None)
         self.schedule.step()
 
+    def by_loss_fn(self, lot):
+        with torch.autocast("cpu", torch.bfloat16):  # as Lightning does around the whole step
+            self.optimizer.zero_grad()
+            self.case.private.backward()
+            self.optimizer.step()
+        self.schedule.step()
+
+    def by_loss_fn_after_a_look(self, lot):
+        assert "y" in lot  # the Trainer counts labels
+        self.case.private.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.case.model.zero_grad(set_to_none=False)
+
+    def its_own_in_autocast(self, lot):
+        with torch.autocast("cpu", torch.bfloat16):
+            self.its_own(lot)
+
     def its_own(self, lot):
         self.case.private.step(lot)
         self.schedule.step()
@@ -108,7 +126,11 @@ def autocast_loss(model, batch):
         return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-@pytest.mark.parametrize("way", ["like_the_trainer", "like_lightning", "like_lightning_by_hand"])
+WAYS = ["like_the_trainer", "like_lightning", "like_lightning_by_hand"]
+WAYS += ["by_loss_fn", "by_loss_fn_after_a_look", "its_own_in_autocast"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", one_fast([torch.optim.SGD, AdamBC], 2))
 def test_the_loops_of_libraries_take_the_same_steps(problem, kind, way):
     found = []
@@ -305,11 +327,68 @@ def test_batch_norm_is_refused_in_foreign_loops_too(problem):
         problem(model=model, loss_fn=None)
 
 
+def test_without_losses_each_lot_is_released_once(problem):
+    case = problem(**OPTIONS)
+    with pytest.raises(RuntimeError, match="needs a lot"):
+        case.private.backward()
+    for lot in case.private:
+        case.private.backward()
+        with pytest.raises(RuntimeError, match="uses each lot once"):
+            case.private.backward()
+        with pytest.raises(ValueError, match="another step"):
+            case.private.step(lot)
+        case.optimizer.step()
+    with pytest.raises(RuntimeError, match="needs a lot"):
+        case.private.backward()
+    assert case.private.steps_taken == 5
+
+
+def test_without_losses_a_lot_that_was_stepped_on_is_not_released_again(problem):
+    case = problem(**OPTIONS)
+    lots = iter(case.private)
+    case.private.step(next(lots))
+    with pytest.raises(ValueError, match="another step"):
+        case.private.backward()
+    assert case.private.steps_taken == 1
+
+
+def test_without_losses_microbatches_are_refused_and_nothing_is_released(problem):
+    case = problem(**OPTIONS, max_microbatch=3)
+    next(case.private.batches())
+    with pytest.raises(RuntimeError, match="give their own losses"):
+        case.private.backward()
+    assert case.private.steps_taken == 0
+
+
+def test_without_losses_large_lots_and_a_failed_step_give_the_same_steps(problem):
+    expected = stepped(problem(**OPTIONS))
+    case, fails = problem(**OPTIONS, max_microbatch=3), [True]
+    usual = case.private._pay
+
+    def pay():
+        if fails:
+            raise fails.pop() and OSError("no room")
+        usual()
+
+    case.private._pay = pay
+    for _ in case.private:
+        with contextlib.suppress(OSError):
+            case.private.backward()
+        if next(case.model.parameters()).grad is None:  # nothing was released: the lot is used again
+            case.private.backward()
+        case.optimizer.step()
+        case.optimizer.zero_grad()
+    assert torch.allclose(weights(case.model), expected, atol=1e-5)
+
+
 def test_step_without_loss_fn_says_what_to_do(problem):
     case = problem(loss_fn=None)
-    lot = next(iter(case.private))
+    lots = iter(case.private)
+    lot = next(lots)
     with pytest.raises(ValueError, match="loss_fn must be given"):
         case.private.step(lot)
+    with pytest.raises(ValueError, match="loss_fn must be given"):
+        case.private.backward()
 
 
 @pytest.mark.parametrize("kind", ["batches", "lots"])

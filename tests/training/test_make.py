@@ -1,9 +1,12 @@
 """Options of `make_private` that change the speed only, and the microbatch it starts with."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from tacit.training import Speed
+from tacit.training import NoisyLoss, Speed, make
 
 
 def test_speed_options_can_be_given_together_or_one_by_one(problem):
@@ -41,8 +44,71 @@ def test_wrong_speed_options_are_refused_at_once(options, error):
         Speed(**options)
 
 
-def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem):
-    private = problem().private
-    assert Speed().compile is False
-    assert private._lot_sum._compiled is None
-    assert private._lots.padding is None
+def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem, capsys):
+    case = problem(steps=10**6)
+    assert Speed().compile == "auto"
+    assert case.private._lot_sum._compiled is None
+    assert case.private._lots.padding is None
+    case.private.step(next(iter(case.private)))
+    assert capsys.readouterr().err == ""
+
+
+def choice(problem, *, tensors=150, steps=10_000, speed=None, is_cuda=True, **options):
+    """Return what is decided for a model of so many tensors, on a device that need not exist."""
+    plan = replace(problem(check=False).private._plan, steps=steps, **options.pop("plan", {}))
+    parameters = {str(i): SimpleNamespace(is_cuda=is_cuda) for i in range(tensors)}
+    options = {"loss_fn": abs, "isolation": "checked"} | options
+    return make._with_choice_of_compilation(speed or Speed(), plan, parameters, **options)
+
+
+def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
+    speed, reason = choice(problem)
+    assert speed.compile == "auto"
+    assert "is compiled" in reason
+    assert "10,000 steps" in reason
+    assert "compile=False" in reason
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"is_cuda": False},
+        {"steps": 100},  # would not earn the compilation back
+        {"loss_fn": None},
+        {"isolation": "strict"},
+        {"speed": Speed(engine="vmap")},
+        {"speed": Speed(compile=False)},
+    ],
+)
+def test_where_compiling_does_not_pay_nothing_is_compiled_or_said(problem, setting):
+    speed, reason = choice(problem, **setting)
+    assert speed.compile is False
+    assert not speed.is_padded
+    assert reason == ""
+
+
+def test_what_keeps_a_long_run_from_being_compiled_is_named(problem):
+    speed, reason = choice(problem, plan={"noisy_loss": NoisyLoss(upper=1.0)})
+    assert speed.compile is False
+    assert "not compiled" in reason
+    assert "noisy_loss" in reason
+    with pytest.raises(ValueError, match="cannot release noisy_loss"):
+        choice(problem, speed=Speed(compile=True), plan={"noisy_loss": NoisyLoss(upper=1.0)})
+
+
+def test_more_steps_and_more_tensors_lead_to_compilation(problem):
+    for tensors in (1, 8, 150, 1_000):
+        found = [
+            bool(choice(problem, tensors=tensors, steps=10**k)[0].compile) for k in range(1, 7)
+        ]
+        assert found == sorted(found)  # once it pays, it pays for more steps too
+        assert found[-1]
+        assert not found[0]
+
+
+def test_the_reason_is_printed_once_before_the_first_lot(problem, capsys):
+    case = problem()
+    case.private._lot_sum._reason = "The step is compiled."
+    for lot in case.private:
+        case.private.step(lot)
+    assert capsys.readouterr().err == "The step is compiled.\n"

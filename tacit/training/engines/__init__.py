@@ -170,7 +170,8 @@ class LotSum:
         gradient of an example is the mean over its views.
     compile
         Whether to compile the sum, see `tacit.training.gpu`. With "auto", a program that cannot be
-        compiled runs as it is, after one warning. `reason` is printed before the first lot.
+        compiled runs as it is, after one warning. `reason`, why the sum is compiled or not, is
+        printed before the first lot.
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
@@ -227,11 +228,11 @@ class LotSum:
         """
         if self._norms:
             check_layers(self._norms)
+        if self._reason:
+            print(self._reason, file=sys.stderr)
+            self._reason = ""
         compiled = None if masked else self._compiled
         if compiled is not None:
-            if self._reason:
-                print(self._reason, file=sys.stderr)
-                self._reason = ""
             compiled.begin()
             if compiled.has_fixed_rows:
                 lot.source.use_few_sizes()
@@ -291,7 +292,10 @@ class LotSum:
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
         if self._loss_fn is None:
-            raise ValueError("loss_fn must be given for private.step; without it use backward.")
+            raise ValueError(
+                "loss_fn must be given to make_private for private.step and private.backward(). "
+                "Without it, give the losses: private.backward(losses)."
+            )
         batch, weights = microbatch.batch, microbatch.weights
         batch = as_views(batch, self._views, self._augment)
         if self._compiled is not None and not masked:

@@ -101,9 +101,11 @@ def run(
                 with Intercept(known, tape, examples.rows) as intercept:
                     losses = examples.losses()
                 require_gradient(losses)
-                intercept.backward(losses, torch.full_like(losses, 1 / examples.views))
-                with torch.no_grad():
-                    total = tape.clipped_sum(examples.mask, nonfinite)
+                # The caller's autocast is for the forward: norms and factors would be in 16 bits.
+                with torch.autocast(losses.device.type, enabled=False):
+                    intercept.backward(losses, torch.full_like(losses, 1 / examples.views))
+                    with torch.no_grad():
+                        total = tape.clipped_sum(examples.mask, nonfinite)
                 if examples.noisy_loss is None:
                     return total
                 views, mask = examples.views, examples.mask

@@ -16,6 +16,7 @@ clip factors are multiplied by s.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,7 +133,7 @@ class CompiledSum:
         graphs = self._in_lot()
         runs, traced, tensors = self._graphs_for(graphs, batch, mask)
         if (run := runs.get(mask.shape[0])) is None:
-            with undisturbed(self.model):
+            with undisturbed(self.model), _compiling():
                 if mask.is_cuda and traced.is_compiled:
                     run = ReplayedStep(traced.run, mask, tensors, recordings=graphs.recordings)
                 else:
@@ -161,7 +162,7 @@ class CompiledSum:
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
             if is_contiguous and traced.is_compiled:
-                with undisturbed(self.model):
+                with undisturbed(self.model), _compiling():
                     shared = graphs.recordings
                     run = ReplayedStep(traced.run, mask, tensors, data, recordings=shared)
             graphs.of_rows[microbatch.rows] = run, traced
@@ -240,16 +241,8 @@ class CompiledSum:
             self._check_values()
             # A resumed run builds its graphs at another step, so building them must not draw from
             # the random stream.
-            try:
-                with undisturbed(self.model):
-                    traced = self._traced(batch, mask, tensors)
-            except (IncompatibleModel, Unsupported) as error:
-                raise NotCompiled(str(error)) from error
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                reason = f"torch's compiler raised {type(error).__name__}"
-                raise NotCompiled(reason) from error
+            with undisturbed(self.model), _compiling():
+                traced = self._traced(batch, mask, tensors)
             graphs.traced.append(traced)
             self.has_fixed_rows = self.has_fixed_rows or len(graphs.traced) > _MOST_TRACES
         return graphs.runs, traced, tensors
@@ -302,6 +295,23 @@ class CompiledSum:
         example = (seed, factor, mask, *tensors)
         traced = partition(joint, example)
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Raise `NotCompiled` for any error of the block except that memory ran out.
+
+    The block traces, compiles or records: a step can fail at each of these and run as it is.
+    """
+    try:
+        yield
+    except (IncompatibleModel, Unsupported) as error:
+        raise NotCompiled(str(error)) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"torch's compiler raised {type(error).__name__}"
+        raise NotCompiled(reason) from error
 
 
 class _StateGraphs(NamedTuple):

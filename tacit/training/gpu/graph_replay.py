@@ -160,11 +160,12 @@ class FiniteFlag:
 
     def clear(self) -> None:
         """Forget all reports, after waiting for those of an interrupted lot."""
+        if not self._expected:
+            return
         if self._is_waiting():  # the last lot was interrupted; its reports must arrive first
             torch.cuda.current_stream().synchronize()
-        if self._expected:
-            self.count.zero_()
-            self._arrived[0] = self._expected = 0
+        self.count.zero_()
+        self._arrived[0] = self._expected = 0
 
     def expect(self) -> None:
         """Count one more report that `all_finite` must wait for."""
@@ -172,6 +173,8 @@ class FiniteFlag:
 
     def all_finite(self) -> bool:
         """Wait for every expected report, then return True if all gradients were finite."""
+        if not self._expected:
+            return True
         while self._is_waiting():
             is_over = torch.cuda.current_stream().query()
             if is_over and self._is_waiting():

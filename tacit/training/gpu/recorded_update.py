@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as _HOOKS  # the module holds the global hooks
 
 from tacit.training.gpu.graph_replay import captured
 from tacit.training.noise import NoisyMean
@@ -155,9 +156,9 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
     kind = type(optimizer)
     if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
         return False
-    if _is_watched(optimizer) or not all(p.dtype == torch.float32 for p in parameters):
+    if _is_watched(optimizer):
         return False
-    if any(isinstance(p, DTensor) for p in parameters):
+    if any(p.dtype != torch.float32 or isinstance(p, DTensor) for p in parameters):
         return False
     if kind is SGD:
         return not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
@@ -209,10 +210,11 @@ def _is_watched(optimizer: Optimizer) -> bool:
     if own is not None and not is_scheduler:
         return True
     try:
-        from torch.optim.optimizer import _global_optimizer_post_hooks as after_all
-        from torch.optim.optimizer import _global_optimizer_pre_hooks as before_all
-
+        before_all, after_all = (
+            _HOOKS._global_optimizer_pre_hooks,
+            _HOOKS._global_optimizer_post_hooks,
+        )
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    except (ImportError, AttributeError):
+    except AttributeError:
         return True
-    return any((before, after, before_all, after_all))
+    return bool(before or after or before_all or after_all)

@@ -248,6 +248,23 @@ def test_auto_runs_what_cannot_be_compiled_as_it_is():
     assert private.steps_taken == 1
 
 
+@pytest.mark.parametrize("stage", ["partition", "_plain"])
+def test_auto_runs_as_it_is_wherever_the_compiler_fails(monkeypatch, stage):
+    def failing(*_):
+        raise NotImplementedError("no lowering for label 7")
+
+    monkeypatch.setattr(f"tacit.training.gpu.compiled.{stage}", failing)
+    model = nn.Linear(4, 2)
+    private = run_of(model, losses, compile=False)
+    private._lot_sum._compiled = CompiledSum(model, losses, Flat(0.5))
+    private._lot_sum._may_fail = True
+    private._lots.padding = Padding(multiple=2, limit=64)
+    with pytest.warns(RuntimeWarning, match="compiler raised NotImplementedError") as warned:
+        private.step(next(iter(private)))
+    assert "label" not in str(warned[0].message)
+    assert private.steps_taken == 1
+
+
 class Annealed:
     def __init__(self):
         self.weight = 1.0
