@@ -20,7 +20,6 @@ import random
 import re
 import time
 from collections.abc import Iterator
-
 from pathlib import Path
 from typing import Any
 
