@@ -10,8 +10,10 @@ that forms the gradients of convolutions by settings, beside cuDNN's gradient of
 """
 
 import argparse
+import copy
 import json
 import time
+from functools import partial
 
 import torch
 from torch.optim import SGD
@@ -82,10 +84,9 @@ def _difference(private, model, data) -> dict[str, float]:
     is_finite = compiled.all_finite()
     plain = clipped_sum(model, gpu_losses, batch, Flat(1.0), augmentations=VIEWS).sums
     exact = clipped_sum(
-        model.double(), _double,
+        copy.deepcopy(model).double(), _double,
         (batch[0].double(), batch[1]), Flat(1.0), augmentations=VIEWS, engine="loop",
     ).sums  # fmt: skip
-    model.float()
 
     def apart(a, b) -> float:
         top = sum(float((a[n].double() - b[n].double()).square().sum()) for n in b)
@@ -113,48 +114,52 @@ def _profile(private, mean) -> None:
             if number == 1:
                 break
         torch.cuda.synchronize()
-    rows = sorted(found.key_averages(), key=lambda r: -r.device_time_total)[:25]
-    total = sum(r.device_time_total for r in found.key_averages())
-    for r in rows:
-        print(
-            f"{r.device_time_total / total:6.1%} {r.device_time_total / 2e3:9.2f} ms {r.count:6d} {r.key[:90]}"
-        )
+    rows = sorted(found.key_averages(), key=lambda r: -r.device_time_total)
+    total = sum(r.device_time_total for r in rows)
+    for r in rows[:25]:
+        spent = r.device_time_total
+        print(f"{spent / total:6.1%} {spent / 2e3:9.2f} ms {r.count:6d} {r.key[:90]}")
 
 
 def kernels() -> None:
     """Time the kernel for 256 examples of 16 views, at the four shapes of most of the work."""
     from tacit.training.gpu import conv_norms
 
-    shapes = [(64, 64, 32, 1), (64, 128, 32, 2), (128, 128, 16, 1), (256, 256, 8, 1)]
-    settings = [(64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 32, 8, 4),
-                (64, 256, 64, 8, 3), (128, 64, 64, 4, 3), (64, 192, 64, 4, 3), (128, 128, 64, 4, 3)]  # fmt: skip
-    for inputs, outputs, size, stride in shapes:
-        x = torch.randn(256 * VIEWS, inputs, size, size, device="cuda", dtype=torch.bfloat16)
-        x = x.to(memory_format=torch.channels_last)
-        out = size // stride
-        g = torch.randn(256 * VIEWS, outputs, out, out, device="cuda", dtype=torch.bfloat16)
-        g = g.to(memory_format=torch.channels_last)
+    for inputs, outputs, size, stride in _SHAPES:
+        x, g = _random(inputs, size), _random(outputs, size // stride)
         weight = torch.randn(outputs, inputs, 3, 3, device="cuda", dtype=torch.bfloat16)
-        flops = 2 * 256 * VIEWS * out * out * outputs * inputs * 9
+        flops = 2 * 9 * inputs * g.numel()
         spans = [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1
-        plain = _seconds(lambda: torch.ops.aten.convolution_backward(
-            g, x, weight, None, *spans, [False, True, False]))  # fmt: skip
-        print(
-            f"{(inputs, outputs, size, stride)} cuDNN {plain * 1e3:.2f} ms {flops / plain / 1e12:.0f} TFLOP/s",
-            flush=True,
-        )
-        for tiles in settings:
-            if tiles[0] > outputs or tiles[1] & (tiles[1] - 1):
-                continue
-            conv_norms.INSTANCE_TILES = tiles
-            try:
-                one = _seconds(
-                    lambda: conv_norms.conv2d_instances(x, g, [3, 3], stride, 1, examples=256)
-                )
-            except Exception as error:
-                print(tiles, type(error).__name__, str(error)[:80])
-                continue
-            print(f"  {tiles} {one * 1e3:.2f} ms {flops / one / 1e12:.0f} TFLOP/s", flush=True)
+        given = g, x, weight, None, *spans, [False, True, False]
+        one = _seconds(partial(torch.ops.aten.convolution_backward, *given))
+        print((inputs, outputs, size, stride), f"cuDNN {1e3 * one:.2f} ms", flush=True)
+        for tiles in _SETTINGS:
+            if tiles[0] <= outputs:
+                conv_norms.INSTANCE_TILES = tiles
+                run = partial(conv_norms.conv2d_instances, x, g, [3, 3], stride, 1, examples=256)
+                try:
+                    one = _seconds(run)
+                except RuntimeError as error:  # too much shared memory
+                    print(" ", tiles, type(error).__name__)
+                    continue
+                print(f"  {tiles} {1e3 * one:.2f} ms {flops / one / 1e12:.0f} TFLOP/s", flush=True)
+
+
+_SHAPES = [(64, 64, 32, 1), (64, 128, 32, 2), (128, 128, 16, 1), (256, 256, 8, 1)]
+_SETTINGS = [
+    (64, 64, 64, 4, 3),
+    (64, 128, 64, 4, 3),
+    (64, 256, 64, 8, 3),
+    (128, 64, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 4, 3),
+    (128, 128, 32, 8, 4),
+]
+
+
+def _random(channels: int, size: int) -> torch.Tensor:
+    found = torch.randn(256 * VIEWS, channels, size, size, device="cuda", dtype=torch.bfloat16)
+    return found.to(memory_format=torch.channels_last)
 
 
 def _seconds(run) -> float:
