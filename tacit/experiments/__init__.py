@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
     from tacit.experiments.replay import Replayed, replay_run
-    from tacit.experiments.training_loop import users_of
+    from tacit.experiments.training_loop import require_device, users_of
     from tacit.experiments.training_run import (
         OnProgress,
         Progress,
@@ -164,6 +164,7 @@ __all__ = [
     "read_study_table",
     "read_vertices",
     "replay_run",
+    "require_device",
     "rng_of",
     "run_pate",
     "run_regression",
@@ -190,5 +191,5 @@ _HOMES = dict.fromkeys(_TRAINING, "training_run")
 _HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
 _HOMES |= dict.fromkeys(("Replayed", "replay_run"), "replay")
 _HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
-_HOMES |= {"users_of": "training_loop"}
+_HOMES |= dict.fromkeys(("require_device", "users_of"), "training_loop")
 __getattr__ = lazy(__name__, _HOMES)

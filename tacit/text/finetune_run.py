@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.datasets import Dataset
+from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import (
@@ -47,6 +48,7 @@ from tacit.experiments import (
     ledger_of_rank,
     majority_share,
     pay_once,
+    require_device,
     rng_of,
     score_classes,
     score_losses,
@@ -101,6 +103,8 @@ def finetune(
         planned = _evaluation_plan(recipe)
         recipe, plan = filled(recipe, materials.dataset.n_records, planned)
         materials = replace(materials, recipe=recipe)
+        asked, n_records = recipe.privacy.budget, materials.dataset.n_records
+        WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=n_records)
 
         if (finished := begin_run(folder, recipe, place, ranks, verb="finetune")) is not None:
             return finished
@@ -139,8 +143,8 @@ class Materials:
         return self.recipe.finetune.task == "causal"
 
     def model(self, seed: int) -> nn.Module:
-        """Return the model before training."""
-        return build_model(
+        """Return the model before training, on the recipe's device."""
+        model = build_model(
             self.recipe.language_model,
             self.recipe.finetune,
             self.tokenizer,
@@ -148,6 +152,13 @@ class Materials:
             n_classes=self.dataset.n_classes,
             seed=seed,
         )
+        return model.to(require_device(self.recipe))
+
+    def training_tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the token ids and targets of the private texts on the recipe's device."""
+        device = require_device(self.recipe)
+        ids, targets = (torch.from_numpy(t) for t in (self.dataset.x_train, self.dataset.y_train))
+        return ids.to(device), targets.to(device)
 
     def loss(self, model: nn.Module) -> SequenceLoss:
         """Return the loss of sequences, once it is known how the model takes padding."""
@@ -164,11 +175,13 @@ class Materials:
     def public_batch(self) -> tuple[Tensor, Tensor]:
         """Return sequences of random tokens with targets, to check the model with."""
         length, generator = self.recipe.text.length, torch.Generator().manual_seed(1)
+        device = require_device(self.recipe)
         ids = torch.randint(0, len(self.tokenizer), (16, length), generator=generator)
         if self.is_causal:
-            return ids, ids
+            return ids.to(device), ids.to(device)
         classes = self.dataset.n_classes or 1
-        return ids, torch.randint(0, classes, (len(ids),), generator=generator)
+        targets = torch.randint(0, classes, (len(ids),), generator=generator)
+        return ids.to(device), targets.to(device)
 
 
 def _materials(recipe: Recipe, root: Path) -> Materials:
@@ -231,7 +244,7 @@ class FinetuneLoop:
         self.private = make_private(
             self.model,
             self.optimizer,
-            (torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)),
+            materials.training_tensors(),
             self.loss,
             batch_size=settings.batch_size,
             steps=steps,
@@ -243,6 +256,7 @@ class FinetuneLoop:
             also=also,
             seed=recipe.run.seed,
             max_microbatch=settings.max_microbatch,
+            compile="auto" if next(self.model.parameters()).is_cuda else False,
         )
 
     def steps(self) -> Iterator[int]:
@@ -265,7 +279,7 @@ class FinetuneLoop:
         self.trained.require_moved()
         self.trained.require_counted(lambda: self.loss(self.model, (ids, targets)))
         self.trained.require_used(lambda: next_logits(self)(ids[:1]), of="generation")
-        scored = (ids[:4].numpy(), targets[:4].numpy())
+        scored = (ids[:4].cpu().numpy(), targets[:4].cpu().numpy())
         self.trained.require_used(
             lambda: torch.from_numpy(scores_of(self, *scored).losses), of="evaluation"
         )
@@ -282,7 +296,7 @@ def make_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
 
 def next_logits(loop: FinetuneLoop) -> Callable[[Tensor], Tensor]:
     """Return the function of token ids by which the trained model writes."""
-    return lambda ids: loop.loss.logits(loop.model, ids)
+    return lambda ids: loop.loss.logits(loop.model, ids.to(next(loop.model.parameters()).device))
 
 
 def scores_of(loop: FinetuneLoop, ids: np.ndarray, targets: np.ndarray) -> Scores:
@@ -444,7 +458,7 @@ class FinetuneSession(Session):
         if not (self.recipe.text.is_public and run.baseline_steps):
             return []
         model = self._twin = self.materials.model(self.init)
-        ids, targets = torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)
+        ids, targets = self.materials.training_tensors()
         weights = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=run.baseline_rate)
         generator = torch.Generator().manual_seed(self.init)
@@ -457,7 +471,7 @@ class FinetuneSession(Session):
                 group["lr"] = run.baseline_rate * (1 - (step - 1) / steps)
             if (start := (step - 1) * _TWIN_BATCH % len(ids)) < _TWIN_BATCH:
                 order = torch.randperm(len(ids), generator=generator)
-            batch = order[start : start + _TWIN_BATCH]
+            batch = order[start : start + _TWIN_BATCH].to(ids.device)
             optimizer.zero_grad()
             self._own.loss(model, (ids[batch], targets[batch])).mean().backward()
             optimizer.step()

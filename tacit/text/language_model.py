@@ -167,6 +167,7 @@ class SequenceLoss:
         short = max(1, length // 2)
         ids = torch.randint(0, n_tokens, (8, length), generator=generator)
         ids[ids == self.pad] = (self.pad + 1) % n_tokens
+        ids = ids.to(next(model.parameters()).device)
         padded = ids.clone()
         padded[:, short:] = self.pad
         for has_mask in (False,) if self.is_causal else (False, True):
@@ -240,11 +241,12 @@ def score(model: "nn.Module", loss: SequenceLoss, ids: np.ndarray, targets: np.n
     """Return the loss of every sequence, and for classification the logits."""
     import torch
 
+    device = next(model.parameters()).device
     losses, tokens, logits = [], [], []
     with torch.no_grad():
         for start in range(0, len(ids), _CHUNK):
-            part = torch.from_numpy(ids[start : start + _CHUNK])
-            target = torch.from_numpy(targets[start : start + _CHUNK])
+            part = torch.from_numpy(ids[start : start + _CHUNK]).to(device)
+            target = torch.from_numpy(targets[start : start + _CHUNK]).to(device)
             if loss.is_causal:
                 counted = (target[:, 1:] != IGNORED).sum(1)
                 total = loss.token_losses(model, (part, target)).double().sum(1)
@@ -256,7 +258,7 @@ def score(model: "nn.Module", loss: SequenceLoss, ids: np.ndarray, targets: np.n
                 losses.append(torch.nn.functional.cross_entropy(found, target, reduction="none"))
                 tokens.append(torch.ones_like(target))
                 logits.append(found)
-    return Scores(*(torch.cat(parts).numpy() for parts in (losses, tokens, logits)))
+    return Scores(*(torch.cat(parts).cpu().numpy() for parts in (losses, tokens, logits)))
 
 
 def perplexity(scores: Scores) -> float:
@@ -287,7 +289,7 @@ def write_text(
     ids = list(start)
     for _ in range(tokens):
         with torch.no_grad():
-            logits = next_logits(torch.tensor([ids[-length:]]))[0, -1].double()
+            logits = next_logits(torch.tensor([ids[-length:]]))[0, -1].cpu().double()
         if temperature == 0:
             token = int(logits.argmax())
         else:

@@ -9,8 +9,9 @@ At a budget and a number of epochs (B * T fixed), sigma follows from B, and the 
 grows: large batches are better (Li et al. 2022, arXiv:2110.05679, section 3; De et al. 2022,
 arXiv:2204.13650, section 5; Sander et al. 2023, arXiv:2210.03403, for sigma / B as what a step
 learns by). The least is that of full batches, which leave few steps. The planner takes the smallest
-batch whose ratio is at most `WITHIN` times the least, and never so large a batch that fewer than
-`LEAST_STEPS` steps are left. The two constants are ours.
+batch whose ratio is at most `WITHIN` times the least. If that leaves fewer than `LEAST_STEPS`
+steps, it takes smaller batches, as long as the ratio is at most `WORST` times the least: few
+records then get fewer steps, not tiny batches. The three constants are ours.
 """
 
 import math
@@ -22,7 +23,7 @@ from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import Recipe
 from tacit.sampling import Poisson
 
-WITHIN = 1.5
+WITHIN, WORST = 1.5, 2.5
 LEAST_STEPS = 100
 _RATES = {"full": 1e-3, "lora": 2e-3}
 
@@ -61,10 +62,21 @@ class FinetuningPlan(NamedTuple):
                 f"{one.ratio / least:>6.2f}{mark}"
             )
         lines.append(
-            f"  rule: the smallest batch within {WITHIN:g} times the least ratio, but at least "
-            f"{LEAST_STEPS} steps; chosen from the budget, the number of records and the epochs"
+            f"  rule: the smallest batch within {WITHIN:g} times the least ratio, or within "
+            f"{WORST:g} times for {LEAST_STEPS} steps; chosen from the budget, the number of "
+            "records and the epochs"
         )
+        if self.chosen.steps < LEAST_STEPS:
+            lines.append(
+                f"  few steps: smaller batches would drown in noise at this budget. More epochs "
+                f"give more steps (finetune.epochs = {self._epochs_for_enough_steps():g})."
+            )
         return "\n".join(lines)
+
+    def _epochs_for_enough_steps(self) -> int:
+        """Return the epochs in which the chosen batch takes `LEAST_STEPS` steps."""
+        n_records = self.candidates[0].batch_size  # the first candidate is the full batch
+        return math.ceil(LEAST_STEPS * self.chosen.batch_size / n_records)
 
 
 def plan_finetuning(
@@ -103,15 +115,15 @@ def plan_finetuning(
     sizes = [n_records]
     while sizes[-1] > max(1, n_records // 1024):
         sizes.append(max(1, round(sizes[-1] / math.sqrt(2))))
-    most = max(1, math.floor(epochs * n_records / LEAST_STEPS))
-    found: list[Candidate] = []
-    for size in sizes:
+    best = candidate(n_records)
+    found = [best]
+    for size in sizes[1:]:
         found.append(candidate(size))
-        if found[-1].ratio > WITHIN * found[0].ratio and size <= most:
+        share = found[-1].ratio / found[0].ratio
+        if share <= WITHIN or (share <= WORST and best.steps < LEAST_STEPS):
+            best = found[-1]
+        elif best.steps >= LEAST_STEPS or share > WORST:
             break
-    good = [one for one in found if one.ratio <= WITHIN * found[0].ratio]
-    possible = [one for one in found if one.batch_size <= most] or found[-1:]
-    best = good[-1] if good[-1].batch_size <= most else possible[0]
     return FinetuningPlan(best, tuple(found))
 
 

@@ -8,19 +8,31 @@ import tacit
 from tacit import events as ev
 from tacit.experiments import Recipe
 from tacit.sampling import Poisson
-from tacit.text.planner import LEAST_STEPS, WITHIN, filled, plan_finetuning
+from tacit.text.planner import LEAST_STEPS, WITHIN, WORST, filled, plan_finetuning
 
 
-@pytest.mark.parametrize(("epsilon", "epochs"), [(3.0, 10), (8.0, 3)])
-def test_the_plan_keeps_its_rule_and_its_budget(epsilon, epochs):
-    plan = plan_finetuning(10_000, epsilon=epsilon, delta=1e-5, epochs=epochs)
+@pytest.mark.parametrize(("epsilon", "epochs"), [(3.0, 10), (8.0, 3), (1.0, 0.5)])
+@pytest.mark.parametrize("n_records", [1, 2, 30, 100, 1_000, 10_000])
+def test_the_plan_keeps_its_rule_and_its_budget(n_records, epsilon, epochs):
+    plan = plan_finetuning(n_records, epsilon=epsilon, delta=1e-5, epochs=epochs)
     chosen, least = plan.chosen, plan.candidates[0].ratio
-    assert chosen.steps == math.ceil(epochs * 10_000 / chosen.batch_size) >= LEAST_STEPS
+    assert chosen.steps == math.ceil(epochs * n_records / chosen.batch_size)
+    assert chosen.ratio <= WORST * least
     smaller = [one for one in plan.candidates if one.batch_size < chosen.batch_size]
-    assert all(one.ratio > WITHIN * least for one in smaller)
-    step = Poisson(chosen.batch_size / 10_000).amplify(ev.Gaussian(chosen.noise_multiplier))
+    most = WITHIN if chosen.steps >= LEAST_STEPS else WORST
+    assert all(one.ratio > most * least for one in smaller)
+    step = Poisson(chosen.batch_size / n_records).amplify(ev.Gaussian(chosen.noise_multiplier))
     assert tacit.epsilon(ev.Repeated(step, chosen.steps), delta=1e-5) <= epsilon
-    assert "<- chosen" in str(plan)
+    assert ("<- chosen" in str(plan)) == (len(plan.candidates) > 1)
+
+
+def test_few_records_get_fewer_steps_instead_of_tiny_batches():
+    plan = plan_finetuning(100, epsilon=8.0, delta=1e-5, epochs=3)
+    assert plan.chosen.batch_size >= 9
+    assert "finetune.epochs = " in str(plan)
+    enough = plan._epochs_for_enough_steps()
+    again = plan_finetuning(100, epsilon=8.0, delta=1e-5, epochs=enough)
+    assert again.chosen.steps >= plan.chosen.steps
 
 
 def test_a_given_batch_and_other_releases_are_part_of_the_plan():

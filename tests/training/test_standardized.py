@@ -99,7 +99,7 @@ def test_an_example_that_moves_the_weights_along_themselves_is_clipped_by_more()
     unit, _ = unit_rows(torch.randn(2, 50, generator=generator), 1e-4)
     small = 1e-6 * torch.randn(1, 2, 50, generator=generator)
     values = 1e3 * unit + small
-    rest = torch.ones(2, 1), (2, 50)
+    rest = torch.ones(2, 1), (2, 50), (0, 1)
     found = Standardized(values, (values * unit).sum(2), unit, *rest)
     squared, _ = found.settle(bounded=False)
     exact, u = values.double(), unit.double()

@@ -61,12 +61,13 @@ def _conv_gram_kernel(
 @triton.jit
 def _conv_instance_kernel(
     a, g, out, norms, T, CI, CO, K, H, W, OUT_W, KERNEL_W, STRIDE, PAD, TILES_K,
-    stride_ab, stride_gb,
+    EACH, stride_ab, stride_gb,
     TILE_O: tl.constexpr, TILE_K: tl.constexpr, TILE_T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of one example's weight gradient, and the squared norm of that tile.
 
-    The gradient is a matrix: output channels by the K values of a patch.
+    The gradient is a matrix: output channels by the K values of a patch. An example has EACH rows
+    of the batch, whose T positions all count.
     """
     tile = tl.program_id(0)
     example = tl.program_id(1).to(tl.int64)
@@ -75,19 +76,22 @@ def _conv_instance_kernel(
     has_output, has_value = outputs < CO, values < K
     tap, channel = values // CI, values % CI
     dy, dx = tap // KERNEL_W, tap % KERNEL_W
-    image, base = a + example * stride_ab, g + example * stride_gb
+    image, base = a + example * EACH * stride_ab, g + example * EACH * stride_gb
     total = tl.zeros([TILE_O, TILE_K], dtype=tl.float32)
-    for at in range(0, T, TILE_T):
-        t = at + tl.arange(0, TILE_T)
+    tiles = tl.cdiv(T, TILE_T)
+    for step in range(EACH * tiles):
+        row, t = step // tiles, (step % tiles) * TILE_T + tl.arange(0, TILE_T)
         has_t = t < T
         left = tl.load(
-            base + t[None, :] * CO + outputs[:, None],
+            base + row * stride_gb + t[None, :] * CO + outputs[:, None],
             mask=has_output[:, None] & has_t[None, :], other=0.0,
         )  # fmt: skip
         y = ((t // OUT_W) * STRIDE - PAD)[:, None] + dy[None, :]
         x = ((t % OUT_W) * STRIDE - PAD)[:, None] + dx[None, :]
         inside = has_t[:, None] & has_value[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
-        right = tl.load(image + (y * W + x) * CI + channel[None, :], mask=inside, other=0.0)
+        right = tl.load(
+            image + row * stride_ab + (y * W + x) * CI + channel[None, :], mask=inside, other=0.0
+        )
         total = tl.dot(left, right, total, input_precision=PRECISION)
     kept = total.to(out.dtype.element_ty)
     has = has_output[:, None] & has_value[None, :]
@@ -114,14 +118,16 @@ def conv2d_norms(
 
 
 def conv2d_instances(
-    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int, *, examples: int
 ) -> tuple[Tensor, Tensor]:
     """Return each example's weight gradient, and its squared norm.
 
     Gradients have shape (examples, output channels, *kernel, input channels). x is the input and g
-    the output gradient, both with axes (examples, channels, height, width).
+    the output gradient, both with axes (rows, channels, height, width). An example has the same
+    number of rows as the others, one after the other, such as its views.
     """
-    return _conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
+    span = (kernel, stride, padding)
+    return _conv2d_instances(_channels_last(x), _channels_last(g), *span, examples)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -157,30 +163,48 @@ def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Ten
 
 @torch.library.custom_op("tacit::conv2d_instances", mutates_args=())
 def _conv2d_instances(
-    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int, examples: int
 ) -> tuple[Tensor, Tensor]:
     """Compute the results of `conv2d_instances`, the gradients in a's dtype.
 
-    The input a and the output gradient g have axes (examples, height, width, channels).
+    The input a and the output gradient g have axes (rows, height, width, channels).
     """
-    batch, height, width, inputs = a.shape
+    rows, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
-    K = kernel[0] * kernel[1] * inputs
-    tile_o, tile_k, tile_t = (tile_for(size, 64) for size in (outputs, K, out_height * out_width))
+    K, T = kernel[0] * kernel[1] * inputs, out_height * out_width
+    tile_o, tile_k, tile_t, warps, stages = _instance_tiles(outputs, K, T, a.element_size())
     tiles_k = triton.cdiv(K, tile_k)
     tiles = triton.cdiv(outputs, tile_o) * tiles_k
-    instances = torch.empty(batch, outputs, *kernel, inputs, device=a.device, dtype=a.dtype)
-    norms = torch.empty(batch, tiles, device=a.device, dtype=torch.float32)
-    _conv_instance_kernel[(tiles, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
-        a, g, instances, norms, out_height * out_width, inputs, outputs, K, height, width,
-        out_width, kernel[1], stride, padding, tiles_k, a.stride(0), g.stride(0),
+    instances = torch.empty(examples, outputs, *kernel, inputs, device=a.device, dtype=a.dtype)
+    norms = torch.empty(examples, tiles, device=a.device, dtype=torch.float32)
+    _conv_instance_kernel[(tiles, examples)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
+        a, g, instances, norms, T, inputs, outputs, K, height, width,
+        out_width, kernel[1], stride, padding, tiles_k, rows // examples, a.stride(0), g.stride(0),
         TILE_O=tile_o, TILE_K=tile_k, TILE_T=tile_t, PRECISION=precision(a),
-        num_warps=4, num_stages=3,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return instances, norms.sum(1)
 
 
 @_conv2d_instances.register_fake
-def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    shape = (a.shape[0], g.shape[3], *kernel, a.shape[3])
-    return a.new_empty(shape), a.new_empty(a.shape[0], dtype=torch.float32)
+def _(
+    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int, examples: int
+) -> tuple[Tensor, Tensor]:
+    shape = (examples, g.shape[3], *kernel, a.shape[3])
+    return a.new_empty(shape), a.new_empty(examples, dtype=torch.float32)
+
+
+def _instance_tiles(outputs: int, K: int, T: int, item_size: int) -> tuple[int, int, int, int, int]:
+    """Return the launch settings (tiles of outputs, patch values and positions, warps, stages)."""
+    most = (64, 64, 64, 4, 3) if item_size == 4 else INSTANCE_TILES
+    tiles = (tile_for(size, most[i]) for i, size in enumerate((outputs, K, T)))
+    return (*tiles, *most[3:])
+
+
+INSTANCE_TILES = (
+    64,
+    64,
+    64,
+    4,
+    3,
+)  # of 2-byte numbers: most outputs, values, positions; warps, stages

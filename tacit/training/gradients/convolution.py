@@ -190,8 +190,13 @@ class Convolved:
     def dtype(self) -> torch.dtype:
         return convolved_in(self.g)
 
+    @property
+    def _each(self) -> int:
+        """Rows of one example."""
+        return self.x.shape[0] // self.examples
+
     def dense(self) -> Tensor:
-        return self._formed().dense().reshape(self.examples, *self.weight.shape)
+        return self.formed().dense().reshape(self.examples, *self.weight.shape)
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         groups = self.geometry.groups
@@ -207,14 +212,14 @@ class Convolved:
             item=self.g.element_size(),
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
-            fused=is_fusible and not bounded,
+            fused=is_fusible and self._each == 1 and not bounded,
             copied=positions * inputs if is_blocked or bounded else 0,
             bounded=bounded,
         )
-        if is_fusible and (way == "keep" or (way == "gram" and not bounded)):
-            return self._fused(way, bounded=bounded)
         if way == "keep":
-            return self._formed().settle(bounded=bounded)
+            return self.formed(bounded=bounded).settle(bounded=bounded)
+        if way == "gram" and is_fusible and self._each == 1 and not bounded:
+            return self._fused_norms(), self
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
         copied = self._patch_size() if way == "gram" or not is_blocked else 0
         spans = ghost_norm.spans(self.examples, max(formed, copied), self.g.device)
@@ -226,10 +231,9 @@ class Convolved:
     ) -> Tensor:
         if bounded:
             return self._contracted(factors, keep)
-        each = self.x.shape[0] // self.examples  # rows of one example
-        if each > 1:
-            factors = factors.repeat_interleave(each)
-            keep = None if keep is None else keep.repeat_interleave(each)
+        if self._each > 1:
+            factors = factors.repeat_interleave(self._each)
+            keep = None if keep is None else keep.repeat_interleave(self._each)
         g, x = scaled(self.g, factors, keep), kept(self.x, keep)
         if not g.is_cuda:
             g, x = wide(g), wide(x)
@@ -276,24 +280,21 @@ class Convolved:
         lengths = self._lengths(start, stop)
         return self._raised(squared, lengths, gram=False, bounded=bounded)
 
-    def _fused(self, way: ghost_norm.Way, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
+    def _fused_norms(self) -> Tensor:
         from tacit.training import gpu
 
-        geometry = self.geometry
-        span = (list(geometry.kernel), geometry.stride[0], geometry.padding[0])
         g = self.g.to(self.x.dtype)
-        if way == "gram":
-            return self._raised(*gpu.conv2d_norms(self.x, g, *span)), self
-        instances, squared = gpu.conv2d_instances(self.x, g, *span)
-        # The kernel adds squares in float32; the bounded mode takes the norms again.
-        known = None if bounded else squared
-        return Dense(instances, known, axes=(0, 3, 1, 2)).settle(bounded=bounded)
+        return self._raised(*gpu.conv2d_norms(self.x, g, *self._span()))
+
+    def _span(self) -> tuple[list[int], int, int]:
+        geometry = self.geometry
+        return list(geometry.kernel), geometry.stride[0], geometry.padding[0]
 
     def _is_fusible(self) -> bool:
         """Return True if the fused GPU kernels support this convolution.
 
         It must be plain, 2-d, without groups or dilation, with equal strides and paddings on both
-        axes, and each example must be one row of the batch.
+        axes. The kernel for norms alone also needs examples of one row each.
         """
         geometry = self.geometry
         return (
@@ -303,7 +304,6 @@ class Convolved:
             and geometry.groups == 1
             and geometry.dilation == [1, 1]
             and len(set(geometry.stride)) == len(set(geometry.padding)) == 1
-            and self.x.shape[0] == self.examples
         )
 
     def _raised(
@@ -317,7 +317,7 @@ class Convolved:
         """
         widths = (self.weight.shape[0], prod(self.weight.shape[1:])) if gram else ()
         positions = self._patch_size() // prod(self.weight.shape[1:])
-        is_fused = self._is_fusible() and not bounded
+        is_fused = self._is_fusible() and self._each == 1 and not bounded
         share = room(self.g.dtype, positions, widths=widths, fused=is_fused, bounded=bounded)
         if self.dtype != self.g.dtype and not bounded:  # the convolution rounds its operands
             share = share.or_more(room(self.dtype, positions))
@@ -335,8 +335,15 @@ class Convolved:
         seen, moved = (t.unflatten(0, (stop - start, -1)) for t in self._roles(start, stop))
         return (overlap * squared_factor(seen) * squared_factor(moved)).sqrt()
 
-    def _formed(self) -> Dense:
-        """Return the formed gradients of all examples, by one convolution or by patches."""
+    def formed(self, *, bounded: bool = False) -> Dense:
+        """Return the formed gradients of all examples, with norms if they come with them."""
+        if self._is_fusible():
+            from tacit.training import gpu
+
+            given = self.x, self.g.to(self.x.dtype), *self._span()
+            instances, squared = gpu.conv2d_instances(*given, examples=self.examples)
+            # The kernel adds squares in float32; the bounded mode takes the norms again.
+            return Dense(instances, None if bounded else squared, axes=(0, 3, 1, 2))
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
         spans = ghost_norm.spans(self.examples, self._patch_size(), self.g.device)
@@ -415,8 +422,7 @@ class Convolved:
 
     def _roles(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the tensors "seen" (read in patches) and "moved" of examples start to stop."""
-        each = self.x.shape[0] // self.examples
-        rows = slice(start * each, stop * each)
+        rows = slice(start * self._each, stop * self._each)
         seen, moved = self.x[rows], self.g[rows]
         return (moved, seen) if self.geometry.transposed else (seen, moved)
 
@@ -424,7 +430,7 @@ class Convolved:
         """Return how many numbers the patches at all positions of one example hold."""
         moved = self.x if self.geometry.transposed else self.g
         kernels = prod(self.weight.shape[1:]) * self.geometry.groups
-        return kernels * prod(moved.shape[2:]) * (self.x.shape[0] // self.examples)
+        return kernels * prod(moved.shape[2:]) * self._each
 
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tacit.training.clip import accumulator
+from tacit.training.gradients.convolution import Convolved
 from tacit.training.gradients.factored import Dense, FactoredGradient
 from tacit.training.gradients.ghost_norm import room, squared_norm, wide
 from tacit.training.weight_standardization import unit_rows
@@ -37,20 +38,30 @@ def pull_back(
     `made` is a call of `standardize_weight`, and `gradient` holds the gradients of its result.
     """
     weight, gain = made.args
+    eps = made.kwargs["eps"]
     with torch.no_grad():
-        unit, squared = unit_rows(weight.detach(), made.kwargs["eps"])
-        values = wide(gradient.dense().flatten(2))  # (examples, channels, N)
-        along = (values * unit).sum(2)
+        formed = gradient.formed() if isinstance(gradient, Convolved) else Dense(gradient.dense())
+        if (formed.axes or (0,))[0] != 0 or formed.dense().shape[1:] != weight.shape:
+            formed = Dense(formed.dense().reshape(-1, *weight.shape))  # with the channels first
+        axes = formed.axes or tuple(range(weight.dim()))
+        unit, squared = unit_rows(weight.detach().permute(_inverse(axes)), eps)
+        values = formed.values.flatten(2)  # (examples, channels, N), N in the order they have
+        along = (wide(values) * unit).sum(2)
         if gain is not None and gain.requires_grad:
             yield gain, Dense(along)
         if weight.requires_grad:
-            is_constant = squared < made.kwargs["eps"]
-            scale = squared.clamp_min(made.kwargs["eps"]).rsqrt()
+            is_constant = squared < eps
+            scale = squared.clamp_min(eps).rsqrt()
             if gain is not None:
                 scale = scale * gain.detach().unsqueeze(1)
             unit = torch.where(is_constant, 0.0, unit)
             along = torch.where(is_constant.squeeze(1), 0.0, along)
-            yield weight, Standardized(values, along, unit, scale, tuple(weight.shape))
+            shape = tuple(formed.values.shape[1:])
+            yield weight, Standardized(values, along, unit, scale, shape, axes)
+
+
+def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axes.index(axis) for axis in range(len(axes)))
 
 
 @dataclass(frozen=True)
@@ -61,26 +72,28 @@ class Standardized:
     along: Tensor  # u.h: (examples, channels)
     unit: Tensor  # u: (channels, N), zero for channels without variance
     scale: Tensor  # (channels, 1)
-    shape: tuple[int, ...]  # of the weight
+    shape: tuple[int, ...]  # of one example's values
+    axes: tuple[int, ...]  # the permutation of `shape` that gives the weight's axis order
 
     @property
     def dtype(self) -> torch.dtype:
         return self.values.dtype
 
     def dense(self) -> Tensor:
-        return self._pulled(self.values, self.along).view(-1, *self.shape)
+        pulled = self._pulled(wide(self.values), self.along).view(-1, *self.shape)
+        return pulled.permute(0, *(axis + 1 for axis in self.axes))
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         if bounded:  # then the norm must be that of the numbers that are added
             return Dense(self.dense()).settle(bounded=True)
         examples, channels, size = self.values.shape
         kept = squared_norm(self.values.flatten(0, 1)).view(examples, channels)
-        removed = size * self.values.mean(2).square() + self.along.square()
+        removed = size * wide(self.values).mean(2).square() + self.along.square()
         weights = self.scale.square()  # (channels, 1)
         whole, lost = (kept @ weights).squeeze(1), (removed @ weights).squeeze(1)
         # The weighted sum adds h. The room is for three inner products and for that sum, relative
         # to |h|: an example of which almost everything is removed is clipped by more than its norm.
-        share = room(self.dtype, 2, widths=(size,) * 3)
+        share = room(accumulator(self.dtype), 2, widths=(size,) * 3)
         return share.raised(whole - lost, whole.sqrt()).to(accumulator(self.dtype)), self
 
     def weighted_sum(
@@ -88,7 +101,8 @@ class Standardized:
     ) -> Tensor:
         assert not bounded  # settled as `Dense`
         total = Dense(self.values).weighted_sum(factors, keep)
-        return self._pulled(total, (total * self.unit).sum(1)).view(self.shape)
+        pulled = self._pulled(total, (total * self.unit).sum(1))
+        return pulled.view(self.shape).permute(self.axes)
 
     def _pulled(self, values: Tensor, along: Tensor) -> Tensor:
         """Return the gradients of the weight by the formula, in the shape of `values`."""
