@@ -37,7 +37,7 @@ from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, wh
 # Chosen on the tables of benchmarks/regression_linear.py.
 _STEPS = 8
 _FIRST_GRAM, _SECOND_GRAM, _ERRORS = 0.1, 0.15, 0.08  # shares of the budget
-_LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.3, 0.1
+_LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.5, 0.1
 """Share of the budget for the mean: within limits, what makes the noise of the mean 0.1."""
 _NOISE_EXCESS = 3e-4
 """Share of the residual variance that noise may add before rows and residuals are clipped more."""
@@ -206,7 +206,7 @@ def fit_newton(
     by more than without weights. The sum of the weights is private and takes the place of
     `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
     """
-    mean, total = _release_mean(y, weights, plan, n_records, rng)
+    mean, mean_variance, total = _release_mean(y, weights, plan, n_records, rng)
     records = whiten(
         rows,
         rows,
@@ -226,7 +226,10 @@ def fit_newton(
     noise_std = bound * plan.second_gram.noise_std / total
     constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
     start, hessian = records.model(constant), from_triangle(noisy, records.size)
-    solver, spread = Solver(hessian, noise_std, whitening, start, penalty), ResidualSpread()
+    solver = Solver(*shrink(hessian, noise_std), whitening, start, penalty)
+    spread = ResidualSpread()
+    if fit_intercept:
+        solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
     clip = clipped_square = share = 1.0
     for _ in range(plan.steps):
         gradient, squares = _gradient(records, solver.theta, clip)
@@ -290,10 +293,13 @@ def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
 
 def _release_mean(
     y: Floats, weights: Floats | None, plan: NewtonPlan, n_records: int, rng: Rng
-) -> tuple[float, float]:
-    """Return the mean of the targets, and the sum of weights: `n_records` if there are none."""
+) -> tuple[float, float, float]:
+    """Return the mean of the targets, its noise variance, and the sum of weights.
+
+    The sum of weights is `n_records` if there are none.
+    """
     if weights is None:
-        total = float(n_records)
+        total, bound = float(n_records), 1.0
         noisy = plan.mean.release(np.array([y.sum()]), rng)[0]  # one target is in [-1, 1]
     else:
         # One record adds (v y, v), of norm at most sqrt(2). Replaced, it changes this by at most 2
@@ -302,7 +308,8 @@ def _release_mean(
         exact = np.array([weights @ y, weights.sum()])
         noisy, total = (bound * plan.mean.release(exact / bound, rng)).tolist()
         total = float(np.clip(total, max(1.0, 1e-3 * n_records), n_records))
-    return float(np.clip(noisy / total, -1, 1)), total
+    variance = (bound * plan.mean.noise_std / total) ** 2
+    return float(np.clip(noisy / total, -1, 1)), variance, total
 
 
 def _gradient(records: WhitenedRows, theta: Floats, clip: float) -> tuple[Floats, float]:
@@ -417,6 +424,15 @@ class ResidualSpread:
         return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
 
 
+class Anchor(NamedTuple):
+    """What the released mean of the targets says of the model that a solve starts from."""
+
+    unit: Floats
+    """The model that predicts 1 for every record, in whitened units."""
+    variance: float
+    """Noise variance of the mean. The constant model with this mean is the start."""
+
+
 class Solver:
     """Solution of gradient(t) = 0 from released values: noisy gradients, and a noisy Hessian.
 
@@ -443,6 +459,7 @@ class Solver:
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
+        self.anchor: Anchor | None = None
         self._optimism, self._fitted = 0.0, 1.0
         self._use(hessian, noise_std)
 
@@ -502,6 +519,12 @@ class Solver:
         model, gradient, variance = self._means()
         base = model - self._start
         cross = self.hessian @ base - gradient
+        if self.anchor is not None:
+            # The mean of the targets was released before. It says that unit' cross = 0, up to its
+            # noise and to that of the Hessian. Both sources are weighted by their precision.
+            unit, noise = self.anchor
+            noise += self._hessian_std**2 * float(base @ base) / 2
+            cross = cross - variance * unit * (unit @ cross) / (variance * (unit @ unit) + noise)
         pull = self._basis.T @ (cross + self._damping * base)
         squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
