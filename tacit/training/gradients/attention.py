@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.gradients.factored import Concatenated, Dense, Outer
+from tacit.training.gradients.factored import Concatenated, Dense, Outer, bias_gradient
 from tacit.training.gradients.generic import spread_to
-from tacit.training.gradients.linear import bias_gradient, linear
+from tacit.training.gradients.linear import linear
 from tacit.training.gradients.site import (
     Declined,
     Operation,

@@ -22,7 +22,14 @@ from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
-from tacit.training.gradients.factored import Dense, FactoredGradient, contract, kept, scaled
+from tacit.training.gradients.factored import (
+    Dense,
+    FactoredGradient,
+    bias_gradient,
+    contract,
+    kept,
+    scaled,
+)
 from tacit.training.gradients.ghost_norm import (
     convolved_in,
     in_double,
@@ -32,7 +39,6 @@ from tacit.training.gradients.ghost_norm import (
     squared_norm,
     wide,
 )
-from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
     Operation,

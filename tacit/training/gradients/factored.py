@@ -337,6 +337,16 @@ class Tied:
         return of_outer + self.rows.weighted_sum(factors, keep, bounded=bounded)
 
 
+def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
+    """Return each example's bias gradient: the sum of g (examples, T, P) over the T positions.
+
+    `squared` may give the squared norm of each example's g at T = 1, if it is known.
+    """
+    if g.shape[1] == 1:
+        return Dense(g.squeeze(1), squared)
+    return Dense(g.sum(1, dtype=accumulator(g.dtype)))
+
+
 def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
     """Return the sum over examples i of factors[i] * rows[i] in float64, where `keep` is True.
 

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.clip import accumulator
-from tacit.training.gradients.factored import Dense, Outer
+from tacit.training.gradients.factored import Outer, bias_gradient
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.gradients.site import (
     Declined,
@@ -57,16 +56,6 @@ def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
     if input.dim() != 1 or input.shape[0] != mat2.shape[1]:
         raise Declined
     return _apply(site, mat1, mat2, input, transposed=True)
-
-
-def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
-    """Return each example's bias gradient: the sum of g (examples, T, P) over the T positions.
-
-    `squared` may give the squared norm of each example's g at T = 1, if it is known.
-    """
-    if g.shape[1] == 1:
-        return Dense(g.squeeze(1), squared)
-    return Dense(g.sum(1, dtype=accumulator(g.dtype)))
 
 
 @dataclass

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients.factored import Dense
-from tacit.training.gradients.linear import bias_gradient
+from tacit.training.gradients.factored import Dense, bias_gradient
 from tacit.training.gradients.site import (
     Declined,
     Operation,

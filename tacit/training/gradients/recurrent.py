@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.gradients.factored import Outer
+from tacit.training.gradients.factored import Outer, bias_gradient
 from tacit.training.gradients.ghost_norm import cudnn_rounds
-from tacit.training.gradients.linear import bias_gradient, linear
+from tacit.training.gradients.linear import linear
 from tacit.training.gradients.site import (
     Declined,
     Layout,
