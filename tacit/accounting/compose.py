@@ -7,7 +7,9 @@ one Gaussian), so that equal mechanisms written differently get the same price.
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from tacit import events as ev
@@ -33,6 +35,18 @@ def flatten(event: Event) -> dict[Event, int]:
     >>> flatten(ev.Sequence((ev.Repeated(step, 3), step))) == {step: 4}
     True
     """
+    return dict(_flattened(event))
+
+
+def only_release(event: Event) -> Event | None:
+    """Return the only release in the tree `event`, or None if there are several or none."""
+    counts = _flattened(event)
+    return next(iter(counts)) if sum(counts.values()) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _flattened(event: Event) -> Mapping[Event, int]:
+    """Return what `flatten` does; a price asks for it several times."""
     counts: Counter[Event] = Counter()
     stack = [(event, 1)]
     while stack:
@@ -54,13 +68,7 @@ def flatten(event: Event) -> dict[Event, int]:
             counts[node] += count
     if any(count > MOST for count in counts.values()):
         raise UnsupportedEvent("an event with more than 10**18 repetitions has no price.")
-    return dict(counts)
-
-
-def only_release(event: Event) -> Event | None:
-    """Return the only release in the tree `event`, or None if there are several or none."""
-    counts = flatten(event)
-    return next(iter(counts)) if sum(counts.values()) == 1 else None
+    return counts
 
 
 def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
