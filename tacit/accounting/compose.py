@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import TypeAlias
 
 from tacit import events as ev
@@ -38,15 +37,23 @@ def flatten(event: Event) -> dict[Event, int]:
     return dict(_flattened(event))
 
 
+_Counts: TypeAlias = Mapping[Event, int]
+_recent: tuple[tuple[Event, _Counts], ...] = ()
+"""Trees that were flattened last: a price needs the counts of one tree several times."""
+
+
 def only_release(event: Event) -> Event | None:
     """Return the only release in the tree `event`, or None if there are several or none."""
     counts = _flattened(event)
     return next(iter(counts)) if sum(counts.values()) == 1 else None
 
 
-@lru_cache(maxsize=64)
-def _flattened(event: Event) -> Mapping[Event, int]:
-    """Return what `flatten` does; a price asks for it several times."""
+def _flattened(event: Event) -> _Counts:
+    """Return what `flatten` does, from memory if this very object was flattened just before."""
+    global _recent
+    for known, found in _recent:
+        if known is event:
+            return found
     counts: Counter[Event] = Counter()
     stack = [(event, 1)]
     while stack:
@@ -68,6 +75,7 @@ def _flattened(event: Event) -> Mapping[Event, int]:
             counts[node] += count
     if any(count > MOST for count in counts.values()):
         raise UnsupportedEvent("an event with more than 10**18 repetitions has no price.")
+    _recent = ((event, counts), *_recent[:3])
     return counts
 
 
