@@ -1,6 +1,6 @@
 """tacit's tight accountant against dp-accounting, prv-accountant and Opacus, in one process.
 
-    pip install -c constraints.txt -e . -r benchmarks/requirements-accounting.txt
+    pip install -e . -r benchmarks/requirements-accounting.txt
     python benchmarks/accounting.py
 
 Times are medians of process CPU seconds. A peer's value is marked `<` when what it states as an

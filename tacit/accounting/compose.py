@@ -7,6 +7,7 @@ one Gaussian), so that equal mechanisms written differently get the same price.
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -33,6 +34,26 @@ def flatten(event: Event) -> dict[Event, int]:
     >>> flatten(ev.Sequence((ev.Repeated(step, 3), step))) == {step: 4}
     True
     """
+    return dict(_flattened(event))
+
+
+_Counts: TypeAlias = Mapping[Event, int]
+_recent: tuple[tuple[Event, _Counts], ...] = ()
+"""Trees that were flattened last: a price needs the counts of one tree several times."""
+
+
+def only_release(event: Event) -> Event | None:
+    """Return the only release in the tree `event`, or None if there are several or none."""
+    counts = _flattened(event)
+    return next(iter(counts)) if sum(counts.values()) == 1 else None
+
+
+def _flattened(event: Event) -> _Counts:
+    """Return what `flatten` does, from memory if this very object was flattened just before."""
+    global _recent
+    for known, found in _recent:
+        if known is event:
+            return found
     counts: Counter[Event] = Counter()
     stack = [(event, 1)]
     while stack:
@@ -54,13 +75,8 @@ def flatten(event: Event) -> dict[Event, int]:
             counts[node] += count
     if any(count > MOST for count in counts.values()):
         raise UnsupportedEvent("an event with more than 10**18 repetitions has no price.")
-    return dict(counts)
-
-
-def only_release(event: Event) -> Event | None:
-    """Return the only release in the tree `event`, or None if there are several or none."""
-    counts = flatten(event)
-    return next(iter(counts)) if sum(counts.values()) == 1 else None
+    _recent = ((event, counts), *_recent[:3])
+    return counts
 
 
 def _simplify_sampled(node: _Sampled) -> dict[Event, int]:

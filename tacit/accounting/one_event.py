@@ -195,6 +195,8 @@ def product(left: Numbers, right: Numbers) -> Numbers:
     afterwards, which takes many milliseconds of processor time.
     """
     inner, width = right.shape
+    if len(left) * inner * width <= _BLOCK:
+        return left @ right
     depth = min(inner, _BLOCK_DEPTH)
     rows = max(_BLOCK // max(depth * width, 1), 1)
     out = np.zeros((len(left), width), np.result_type(left, right))

@@ -6,8 +6,10 @@ fitting it up to its payment.
 """
 
 import contextlib
+import copy
 import io
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -40,6 +42,10 @@ class PrivateRecords(NamedTuple):
         index = np.flatnonzero(chosen) if np.asarray(chosen).dtype == bool else chosen
         x = self.x.iloc[index] if hasattr(self.x, "iloc") else self.x[index]
         return PrivateRecords(x, self.y[index])
+
+    def copied(self) -> "PrivateRecords":
+        """Return the records as objects that may be changed, or that refuse to be changed."""
+        return PrivateRecords(*(_copied(part) for part in self))
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,11 @@ def parts_of(model: Any) -> list[Any]:
     return [model, *(step for _, step in getattr(model, "steps", []))]
 
 
+def _copied(part: Any) -> Any:
+    is_fixed = isinstance(part, np.ndarray) and not part.flags.writeable
+    return part if is_fixed else copy.deepcopy(part)
+
+
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Discard what is printed, logged or warned of in the block: it may show private values.
@@ -268,6 +279,7 @@ def _discarded() -> Iterator[None]:
     try:
         with (
             warnings.catch_warnings(),
+            _discarded_descriptors(),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
         ):
@@ -275,6 +287,27 @@ def _discarded() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _discarded_descriptors() -> Iterator[None]:
+    """Discard what libraries and child processes write to standard output and standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()  # lines from before the block
+    kept: dict[int, int] = {}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            with contextlib.suppress(OSError):  # a process may have closed its outputs
+                kept[number] = os.dup(number)
+                os.dup2(nowhere, number)
+        yield
+    finally:
+        for number, copied in kept.items():
+            os.dup2(copied, number)
+            os.close(copied)
+        os.close(nowhere)
 
 
 class _PlannedEvent(Exception):  # no error: it stops a fit at its payment

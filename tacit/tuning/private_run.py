@@ -56,21 +56,30 @@ class PrivateRuns:
 
         Raises `SearchFailed` with no detail but the kind of error.
         """
-        kind = ""
+        kind, outcome = "", None
         with silence():
             try:
-                return self._run(index, *seeds)
-            except SearchFailed:
-                raise
-            except Exception as error:
-                kind = type(error).__name__
+                outcome = self._run(index, *seeds)
+            except BaseException as error:
+                kind = _kind(error)
         # Raised outside of the handler: an error that is attached may quote records.
-        raise SearchFailed(
-            f"a run failed ({kind}), which may depend on the records, so the search has ended and "
-            "releases nothing. It stays paid for. Look for the cause on public data."
-        )
+        if kind == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        if kind:
+            raise SearchFailed(
+                f"a run failed ({kind}), which may depend on the records, so the search has ended "
+                "and releases nothing. It stays paid for. Look for the cause on public data."
+            )
+        if outcome is None:
+            raise SearchFailed(
+                "a run asked to pay for more than was planned for its configuration, so the search "
+                "has ended and releases nothing. The estimator must pay once, for an event that "
+                "follows from public settings."
+            )
+        return outcome
 
-    def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome:
+    def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome | None:
+        """Return the outcome, or None if the run asked to pay for more than was planned."""
         candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
         model = candidates.model(
             index,
@@ -80,20 +89,22 @@ class PrivateRuns:
             reference=self.references[index] if self.references else None,
         )
         public = () if candidates.public is None else (candidates.public,)
-        model.fit(self.training.x, self.training.y, *public)
+        # A copy: what a run writes into its records must not reach other runs.
+        model.fit(*self.training.copied(), *public)
         if not _covers(self.planned[index], ledger.event):
-            raise SearchFailed(
-                "a run asked to pay for more than was planned for its configuration, so the search "
-                "has ended and releases nothing. The estimator must pay once, for an event that "
-                "follows from public settings."
-            )
+            return None
         candidates.forget_run(model)
         score = math.nan
         if self.score is not None and self.scoring is not None:
             # A copy predicts: what it keeps of the scoring records is not in the released model.
             scored = copy.deepcopy(model)
-            score = self.score.release(scored, *self.scoring, generator(score_seed))
+            score = self.score.release(scored, *self.scoring.copied(), generator(score_seed))
         return Outcome(score if _is_finite(model) else -math.inf, model)
+
+
+def _kind(error: BaseException) -> str:
+    """Return the name of the built-in kind of `error`; other names may hold private values."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
 
 
 def _covers(planned: Event, spent: Event) -> bool:

@@ -1,7 +1,11 @@
 """Facts about one event: exact where stated, rounded up elsewhere, and accurate in every digit."""
 
+import json
 import math
+import os
 import random
+import subprocess
+import sys
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 
 from tacit.accounting.one_event import (
+    dot,
     epsilon_and_delta,
     exact,
     expm1,
@@ -16,6 +21,7 @@ from tacit.accounting.one_event import (
     log1p,
     log_mixture,
     log_mixture_at,
+    product,
     pure_epsilon,
     response_law,
     round_up,
@@ -89,3 +95,49 @@ def test_a_replacement_that_was_priced_needs_no_group_privacy():
     twice = gdp_mu_squared(Gaussian(2.0), Relation.REPLACE_ONE)
     assert twice == pytest.approx(1.0)
     assert twice >= 1.0
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 700, 5), (90, 260, 70), (2, 1, 70_000), (0, 4, 2)]
+)
+@pytest.mark.parametrize("kind", [float, complex])
+def test_products_in_blocks_are_products(shape, kind):
+    rows, inner, width = shape
+    rng = np.random.default_rng(0)
+    left, right = (rng.normal(size=s).astype(kind) for s in ((rows, inner), (inner, width)))
+    right = right * (1 + 1j) if kind is complex else right
+    assert product(left, right) == pytest.approx(left @ right, abs=1e-11)
+    long = rng.normal(size=100_000)
+    assert dot(long, long) == pytest.approx(float(long @ long), rel=1e-12)
+
+
+PRICES = """
+import os, pathlib, time, tacit
+from tacit.events import Gaussian, PoissonSampled, Repeated
+
+def ticks():
+    time.sleep(0.2)
+    stats = {p: (p / "stat").read_text() for p in pathlib.Path("/proc/self/task").iterdir()}
+    times = {p: stat.rpartition(")")[2].split()[11:13] for p, stat in stats.items()}
+    return {p.name: int(user) + int(system) for p, (user, system) in times.items()}
+
+settings = [(1e-3, 15, 10**7, 1e-15), (0.01, 1, 10**4, 1e-3), (1e-6, 1, 10**5, 1e-9),
+            (0.02, 0.6, 5, 1e-12), (1e-4, 0.5, 13, 1e-7)]
+tacit.bracket(Gaussian(1.0), delta=1e-5)
+tacit.bracket(Repeated(PoissonSampled(0.02, Gaussian(0.7)), 6), delta=1e-9)  # loads what is needed
+before = ticks()
+for rate, noise, steps, delta in settings:
+    tacit.bracket(Repeated(PoissonSampled(rate, Gaussian(noise)), steps), delta=delta)
+after = ticks()
+print([after[name] - before.get(name, 0) for name in after if name != str(os.getpid())])
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs times of threads")
+def test_a_price_wakes_no_other_thread():
+    """Threads of a BLAS library wait busily after each product: 10 ticks of 10 ms each time."""
+    few = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    found = subprocess.run(
+        [sys.executable, "-c", PRICES], env=few, capture_output=True, text=True, check=True
+    )
+    assert all(ticks <= 2 for ticks in json.loads(found.stdout))

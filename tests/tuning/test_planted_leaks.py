@@ -3,7 +3,11 @@
 Every check passes for the search as it is and fails for a copy with the leak.
 """
 
+import os
 import pickle
+import subprocess
+import sys
+import traceback
 from unittest import mock
 
 import numpy as np
@@ -285,6 +289,102 @@ class LooksAtAllRecords(PrivateSearch):
 
     def _release(self, index, *rest):
         super()._release(self.best_, *rest)
+
+
+# 13. Estimators that would carry private values out of a run, or from one run to the next.
+
+
+class Writes(toy.Toy):
+    """Adds up, in the records, how often it was fitted: a warm start."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        X[0, 0] += 1
+        self.coef_ = np.array([X[0, 0]])
+        return self
+
+    def predict(self, X):
+        X[0, 0] += 1
+        return np.ones(len(X)) * (X[0, 0] < 2)
+
+
+class Leaves(toy.Toy):
+    """Ends the process, with a private value as its last words."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        sys.exit(f"private {X[0, 0]}")
+
+
+class Names(toy.Toy):
+    """Raises an error whose kind is called by a private value."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        raise type(f"private{X[0, 0]}", (LookupError,), {})
+
+
+class Claims(toy.Toy):
+    """Raises the error of a search, with a private value in its text."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        raise SearchFailed(f"private {X[0, 0]}")
+
+
+class Shouts(toy.Toy):
+    """Writes to the outputs of the process, as compiled libraries and child processes do."""
+
+    def fit(self, X, y):
+        super().fit(X, y)
+        os.write(1, f"private {X[0, 0]}\n".encode())
+        os.write(2, f"private {X[0, 0]}\n".encode())
+        print("private", X[0, 0], file=sys.__stdout__, flush=True)
+        subprocess.run([sys.executable, "-c", "print('private')"], check=True)
+        return self
+
+
+@pytest.mark.parametrize("holdout", [0.2, 100])
+@pytest.mark.parametrize("runs", [EveryConfiguration(), CheapTrials()])
+def test_no_run_sees_what_another_wrote_into_the_records(runs, holdout):
+    X, y = toy.records(400)
+    first = X[0, 0]
+    search = PrivateSearch(Writes(), SPACE, runs=runs, holdout=holdout, epsilon=50.0).fit(X, y)
+    assert search.best_estimator_.coef_[0] < 2  # 1 + a number below 1: fitted once
+    assert X[0, 0] == first
+
+
+@pytest.mark.parametrize("estimator", [Leaves, Names, Claims])
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_the_end_of_a_run_quotes_nothing(estimator, n_jobs, capfd):
+    X, y = toy.records(200)
+    search = PrivateSearch(estimator(), SPACE, runs=EveryConfiguration(), n_jobs=n_jobs)
+    with pytest.raises(SearchFailed) as found:
+        search.fit(X, y)
+    text = "".join(traceback.format_exception(found.value))
+    assert "private " not in text
+    assert "private0" not in text
+    assert "private" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_nothing_is_written_past_python(n_jobs, capfd):
+    X, y = toy.records(200)
+    PrivateSearch(Shouts(), SPACE, runs=EveryConfiguration(), n_jobs=n_jobs).fit(X, y)
+    print("after")
+    assert capfd.readouterr() == ("after\n", "")
+
+
+def test_an_interrupt_is_one_and_quotes_nothing():
+    class Interrupted(toy.Toy):
+        def fit(self, X, y):
+            super().fit(X, y)
+            raise KeyboardInterrupt(f"private {X[0, 0]}")
+
+    with pytest.raises(KeyboardInterrupt) as found:
+        PrivateSearch(Interrupted(), SPACE, runs=EveryConfiguration()).fit(*toy.records(200))
+    assert not found.value.args
+    assert found.value.__context__ is None
 
 
 @pytest.mark.parametrize(

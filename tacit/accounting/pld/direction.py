@@ -9,7 +9,7 @@ import numpy as np
 
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
-from tacit.accounting.one_event import ROUND
+from tacit.accounting.one_event import ROUND, log_mixture_at
 from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
@@ -148,7 +148,10 @@ class DirectionPrice:
         if delta <= 0.0:
             return Bracket(self.largest_loss, self.largest_loss)
         if self.direction.steps == 1:
-            return _epsilon_of(self.releases[0][0], delta)
+            one = self.releases[0][0]
+            if floor > 0.0 and one.delta(floor).upper <= delta:
+                return Bracket(0.0, floor)
+            return _epsilon_of(one, delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         if self.is_short and self.is_laplace:  # few atoms: the transform does not decay
             methods = (self._lattice_epsilon, self._contour_epsilon, self._simple_epsilon)
@@ -512,7 +515,23 @@ def _middle_first(size: int) -> list[int]:
 
 
 def _epsilon_of(one: OneRelease, delta: float) -> Bracket:
-    return invert(one, delta, guess=min(1.0, one.largest_loss), ceiling=one.largest_loss)
+    return invert(one, delta, guess=_guess_of_one(one, delta), ceiling=one.largest_loss)
+
+
+def _guess_of_one(one: OneRelease, delta: float) -> float:
+    """Return an estimate of the epsilon of one release at `delta`, without proof.
+
+    Gaussian noise on a sample, a record removed, has delta(log(1 - q + q exp(t))) = q delta'(t),
+    where q is the rate and delta' is that of the noise alone. If it is added, epsilon is similar.
+    """
+    law = one.law
+    if isinstance(law, Sampled) and isinstance(law.noise, Normal) and delta < law.rate:
+        mu = (law.a + law.b) / law.noise.sigma
+        alone = OneRelease(Shifted(mu))
+        start = mu * (0.5 * mu + math.sqrt(-2 * math.log(delta / law.rate)))
+        t = invert(alone, delta / law.rate, guess=start, ceiling=math.inf).upper
+        return min(log_mixture_at(law.rate, t), one.largest_loss)
+    return min(1.0, one.largest_loss)
 
 
 def _is_good(answer: Bracket) -> bool:

@@ -169,12 +169,18 @@ class SeriesModel:
         return Cumulants.on(used, log_m + error, 2 * error, mean, variance)
 
     def _log_weights(self, orders: Floats) -> Floats:
-        """Bound the log of E[|x|^K max(1, (1 + x)^(Re w - K))] at each order."""
-        cells, power = self.cells, self.power(orders) - self.n_terms
-        rise = np.multiply.outer(np.maximum(power, 0.0), cells.log_right)
-        fall = np.multiply.outer(np.minimum(power, 0.0), cells.log_left)
+        """Bound the log of E[|x|^K max(1, (1 + x)^(Re w - K))] at each order.
+
+        A negative power of 1 + x is largest where x is least, at -q.
+        """
+        cells, power = self.cells, np.asarray(self.power(orders) - self.n_terms)
         fixed = cells.log_mass + self.n_terms * cells.log_size
-        return log_sum_exp(np.maximum(np.maximum(rise, fall), 0.0) + fixed) + 1e-9
+        logs = float(log_sum_exp(fixed)) + np.minimum(power, 0.0) * math.log1p(-self.rate)
+        rises = power > 0
+        if rises.any():
+            rise = np.multiply.outer(power[rises], np.maximum(cells.log_right, 0.0))
+            logs[rises] = log_sum_exp(rise + fixed)
+        return logs + 1e-9
 
     def tilt(self, tilt: Tilt) -> "TiltedSeries":
         return TiltedSeries(self, tilt)

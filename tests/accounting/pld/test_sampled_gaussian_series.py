@@ -124,3 +124,18 @@ def test_both_ways_to_integrate_agree(monkeypatch):
             assert found.meets(other)
             assert found.width <= max(1e-6 * found.upper, 2 * other.width)
     assert n_series > 10
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_remainder_is_below_its_bound(setting, side):
+    """Against a fine sum of |x|^K max(1, (1 + x)^(Re w - K)), at low and high orders."""
+    model = model_of(*setting, side)
+    y = np.arange(-16.0, model.cut, 1 / 64)
+    x = model.rate * np.expm1((y - 0.5 / model.sigma) / model.sigma)
+    density = np.exp(-0.5 * y * y) / 64 / math.sqrt(2 * math.pi)
+    for order in (0.01, 1.0, 20.0, 200.0):
+        power = model.power(order) - model.n_terms
+        worst = np.abs(x) ** model.n_terms * np.maximum(1.0, (1 + x) ** power)
+        bound = float(model._log_weights(np.array([order]))[0])
+        assert math.log(worst @ density) <= bound
