@@ -53,9 +53,11 @@ class Correlation(NamedTuple):
     def __str__(self) -> str:
         if self.bands == 1:
             return "  noise: independent, since correlation over steps does not pay here"
+        more = f"{1 / self.saving:.2f} times more" if self.saving < 1 else ""
         return (
             f"  noise: correlated over {self.bands} steps, noise multiplier "
-            f"{self.noise_multiplier:.3f}; running sums carry {self.saving:.2f} times less noise"
+            f"{self.noise_multiplier:.3f}; running sums carry "
+            f"{more or f'{self.saving:.2f} times less'} noise"
         )
 
 

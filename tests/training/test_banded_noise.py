@@ -408,6 +408,16 @@ def test_a_wrong_number_of_records_changes_lots_and_not_the_bill(problem, declar
     assert abs(counts.sum() - 200 * expected) < 5 * deviation
 
 
+@pytest.mark.parametrize("bands", [2, 8])
+def test_groups_smaller_than_the_batch_divide_by_their_own_size(problem, bands):
+    """A whole group is drawn in each turn: its expected size is public, and below batch_size."""
+    made = small(problem, batch_size=150, steps=16, noise=Banded(bands=bands))
+    assert made.private.event.rate == 1.0
+    assert made.private.info["expected_batch"] == 200 / bands
+    sizes = [len(made.private._lots.indices(step)) for step in range(bands)]
+    assert sum(sizes) == 200
+
+
 # Fixed orders -------------------------------------------------------------------------------------
 
 
