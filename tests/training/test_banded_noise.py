@@ -389,7 +389,8 @@ def test_a_run_does_not_go_on_past_its_plan(problem):
         made.private.step(lot)
     with pytest.raises(ValueError, match="another step or run"):
         made.private.step(lot)
-    assert list(made.private) == []
+    with pytest.warns(RuntimeWarning, match="this run is over"):
+        assert list(made.private) == []
     state = made.private.state_dict()
     longer = small(problem, steps=20, ledger=made.private.ledger)
     with pytest.raises(ValueError, match="another event"):
