@@ -181,5 +181,5 @@ def _correlation(a: Coefficients, b: Coefficients, lags: int) -> Coefficients:
 
 
 def _product(a: Coefficients, b: Coefficients) -> float:
-    """Return sum_t a_t b_t by one thread: for long vectors `@` starts others, and waits for them."""
+    """Return sum_t a_t b_t by one thread: for long vectors `@` starts others and waits for them."""
     return np.einsum("i,i->", a, b)
