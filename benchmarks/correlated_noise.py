@@ -2,6 +2,7 @@
 
     python benchmarks/correlated_noise.py accuracy [--jobs 2] [--seeds 5] [--images 60000]
     python benchmarks/correlated_noise.py time [--device cpu] [--models mlp,gpt2] [--turns 15]
+    python benchmarks/correlated_noise.py release --device cuda
 
 Accuracy: softmax regression on scattering features under a public random projection to 256
 dimensions, plain SGD, lots of 128 on average, 2,048 steps, and the mean of the weights of the last
@@ -12,7 +13,8 @@ training images with each seed and evaluated on the test images once. Bands are 
 
 Time: milliseconds of a step with its lot, eight steps of DP-SGD and eight with 16 bands in turn,
 since some steps with bands do more than others. On a CPU it is processor time, on one thread; on a
-GPU steps are compiled, and the host waits for the device after eight steps.
+GPU steps are compiled, and the host waits for the device after eight steps. `release` is the part
+of a step on a GPU that correlated noise changes.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +36,13 @@ from torch.nn.functional import cross_entropy
 from tacit.datasets import fashion_mnist
 from tacit.experiments.features import project, random_directions
 from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
+from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, make_private
+from tacit.training.banded_noise import BandedNoise
 from tacit.training.ema import TailMean
+from tacit.training.gpu import RecordedUpdate
+from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("TACIT_DATA", HERE.parents[1] / "shared" / "data"))
@@ -44,6 +52,7 @@ BATCH, STEPS, WIDTH, CLIP = 128, 2048, 256, 0.1
 RATES = tuple(2.0**k for k in range(-1, 8))
 HELD_OUT = 10_000
 STEPS_OF_TURN, WARM_UP = 8, 3
+RELEASED = (795_010, 162_716_160)  # parameters of mlp and of gpt2
 NAMES = {False: "DP-SGD", True: "correlated"}
 
 
@@ -60,7 +69,7 @@ class Cell(NamedTuple):
 def main() -> None:
     """Parse the arguments and run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("accuracy", "time"))
+    parser.add_argument("what", choices=("accuracy", "time", "release"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--images", type=int, default=60_000)
@@ -71,6 +80,8 @@ def main() -> None:
     if options.what == "time":
         models = options.models.split(",")
         measure_time(torch.device(options.device), models, options.turns)
+    elif options.what == "release":
+        measure_release(torch.device(options.device))
     else:
         measure_accuracy(options.jobs, options.seeds, options.images)
 
@@ -220,6 +231,39 @@ def measure_time(device: torch.device, names: list[str], turns: int) -> None:
     )
     where = f"correlated-noise-{device.type}"
     write(where, "Steps with correlated noise", ("torch",), text, table(header, rows))
+
+
+def measure_release(device: torch.device, repeats: int = 100) -> None:
+    """Measure noise and the step of SGD alone, with 1 and with 16 bands, for two sizes."""
+    rows = []
+    for size in RELEASED:
+        times = []
+        for bands in (1, 16):
+            weights = nn.Parameter(torch.zeros(size, device=device))
+            options = {"expected_batch": 1.0}
+            if bands == 1:
+                noise = NoisyMean(Key.from_seed(0), **options)
+            else:
+                column = optimal_bands(repeats, bands)
+                noise = BandedNoise(Key.from_seed(0), column=column.tolist(), **options)
+            sgd = torch.optim.SGD([weights], lr=0.0)
+            update, total = RecordedUpdate(noise, [weights], sgd), torch.zeros_like(weights.data)
+            step = partial(update.release_and_move, [total], [1.0], noise_multiplier=1.0)
+            for number in range(WARM_UP * STEPS_OF_TURN):
+                step(step=number)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for number in range(repeats):
+                step(step=WARM_UP * STEPS_OF_TURN + number)
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start) / repeats)
+            del update, noise, weights, total
+        rows.append((f"{size:,}", *(f"{t:.3f}" for t in times), f"{times[1] - times[0]:.3f}"))
+        print(*rows[-1], flush=True)
+    header = ("parameters", "DP-SGD, ms", "16 bands, ms", "difference, ms")
+    text = f"Noise and the step of SGD alone, one kernel, mean of {repeats} steps."
+    where = f"correlated-noise-release-{device.type}"
+    write(where, "Release with correlated noise", ("torch", "triton"), text, table(header, rows))
 
 
 def one_run(workload: Workload, is_banded: bool, device: torch.device, turns: int) -> Any:

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
     from tacit.experiments.replay import Replayed, replay_run
-    from tacit.experiments.training_loop import require_device, users_of
+    from tacit.experiments.training_loop import require_device, sampling_in_words, users_of
     from tacit.experiments.training_run import (
         OnProgress,
         Progress,
@@ -170,6 +170,7 @@ __all__ = [
     "run_regression",
     "run_summary",
     "run_transfer",
+    "sampling_in_words",
     "score_classes",
     "score_losses",
     "seal_of",
@@ -191,5 +192,5 @@ _HOMES = dict.fromkeys(_TRAINING, "training_run")
 _HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
 _HOMES |= dict.fromkeys(("Replayed", "replay_run"), "replay")
 _HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
-_HOMES |= dict.fromkeys(("require_device", "users_of"), "training_loop")
+_HOMES |= dict.fromkeys(("require_device", "sampling_in_words", "users_of"), "training_loop")
 __getattr__ = lazy(__name__, _HOMES)

@@ -42,6 +42,7 @@ from tacit.experiments.settings import below_one as _below_one
 from tacit.experiments.settings import cast as _cast
 from tacit.experiments.settings import choice as _choice
 from tacit.experiments.settings import from_table as _section
+from tacit.experiments.settings import number_of_bands as _number_of_bands
 from tacit.experiments.settings import one_of as _one_of
 from tacit.experiments.settings import setting as _setting
 from tacit.experiments.text_settings import (
@@ -76,12 +77,6 @@ MOST_OUTSIDE = 0.1
 """Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
-
-
-def _bands(**named: int | str) -> None:
-    """Raise unless the value of the named setting is "auto" or a whole number from 1 on."""
-    if list(named.values()) != ["auto"]:
-        whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +211,7 @@ class TrainingSettings(_Settings, section="training"):
     """For cheap tuning on public data: divide lot and noise by this number and keep the number of
     steps. What a step learns depends on lot / noise (Sander, Stock & Sablayrolles 2023,
     arXiv:2210.03403). The run costs far more than its epsilon, and its facts state that price."""
-    bands: int | str | None = _setting(None, _bands)
+    bands: int | str | None = _setting(None, _number_of_bands)
     """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
     running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
     of the last quarter of the steps. See docs/correlated-noise.md."""

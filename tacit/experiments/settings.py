@@ -41,6 +41,12 @@ def one_of(*, allowed: tuple[str, ...], **named: str) -> None:
 at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
+def number_of_bands(**named: int | str) -> None:
+    """Raise unless the value of the named setting is "auto" or a whole number from 1 on."""
+    if list(named.values()) != ["auto"]:
+        whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
+
+
 def setting(default: T, rule: Callable[..., object]) -> T:
     """Declare a dataclass field with its default and the rule that checks its value."""
     return field(default=default, metadata={"rule": rule})

@@ -10,6 +10,7 @@ from tacit.experiments.settings import (
     at_least_one,
     below_one,
     choice,
+    number_of_bands,
     setting,
 )
 
@@ -94,6 +95,10 @@ class FinetuneSettings(RecipeSection, section="finetune"):
     """Of Adam, falling linearly to 0; default 1e-3 for all weights and 2e-3 for LoRA."""
     check_after: int = setting(2, at_least_one)
     """Number of steps after which it is checked that every trained weight has moved and is used."""
+    bands: int | str | None = setting(None, number_of_bands)
+    """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
+    running sums that 4 GiB have room for. Default 1, independent noise. With more, the mean weights
+    of the last quarter of the steps are released. See docs/correlated-noise.md."""
     max_microbatch: int | None = setting(None, at_least_one)
 
 

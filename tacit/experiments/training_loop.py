@@ -237,7 +237,8 @@ def best_bands(training: TrainingSettings, privacy: PrivacySettings, n_records: 
 def noise_saving(training: TrainingSettings, privacy: PrivacySettings, n_records: int) -> float:
     """Return how many times less noise running sums carry than with independent noise."""
     setting = _priced(training, privacy, n_records)
-    independent, chosen = (price_bands(b, **setting).noise for b in (1, training.correlated))
+    bands = min(training.correlated, setting["steps"])
+    independent, chosen = (price_bands(b, **setting).noise for b in (1, bands))
     return independent / chosen
 
 
@@ -255,6 +256,13 @@ def _priced(
         "delta": budget.delta,
         "relation": Relation(privacy.relation),
     }
+
+
+def sampling_in_words(batch: int, n_records: int, *, bands: int, of: str) -> str:
+    """Return how lots of `batch` units are drawn; `of` names the units if they are no records."""
+    rate = min(1.0, bands * batch / n_records)
+    words = f"Poisson{of and f' of {of}'}, rate {rate:.6g}, drawn anew for each step"
+    return words if bands == 1 else f"{words}, from one of {bands} groups of records in turn"
 
 
 def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) -> Event:

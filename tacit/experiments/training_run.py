@@ -52,6 +52,7 @@ from tacit.experiments.training_loop import (
     features_events,
     noise_multiplier,
     noise_saving,
+    sampling_in_words,
     tensors,
     train_baseline,
 )
@@ -377,12 +378,10 @@ class Session:
         paid = self._evaluate() if _evaluation_plan(recipe, dataset) else None
         event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
         training, bands = recipe.training, self.private.info.get("bands", 1)
-        rate = min(1.0, bands * training.lot / self.n_records)
-        of = "" if dataset.persons is None else f" of {dataset.persons.sampled}"
-        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
+        of = "" if dataset.persons is None else dataset.persons.sampled
+        sampling = sampling_in_words(training.lot, self.n_records, bands=bands, of=of)
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
         if bands > 1:
-            sampling += f", from one of {bands} groups of records in turn"
             done["noise_saving"] = round(noise_saving(training, recipe.privacy, self.n_records), 4)
         facts = Facts(
             **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),

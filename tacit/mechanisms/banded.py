@@ -155,7 +155,7 @@ def _error_and_slope(column: Coefficients, steps: int) -> tuple[float, Coefficie
     with np.errstate(over="ignore", invalid="ignore"):
         w = _quotient(np.ones(steps), column)
         shares = np.arange(steps, 0, -1) / steps
-        error = float(shares @ w**2)
+        error = float(_product(shares, w**2))
         if not math.isfinite(error):
             return math.inf, np.zeros_like(column)
         backwards = _quotient((2 * shares * w)[::-1], column)[::-1]
@@ -175,6 +175,11 @@ def _correlation(a: Coefficients, b: Coefficients, lags: int) -> Coefficients:
     """Return sum_t a_{t+k} b_t for k = 0 to `lags` - 1."""
     n = len(a)
     if lags <= 32:
-        return np.array([a[k:] @ b[: n - k] for k in range(lags)])
+        return np.array([_product(a[k:], b[: n - k]) for k in range(lags)])
     size = 2 ** (2 * n - 1).bit_length()
     return np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size).conj(), size)[:lags]
+
+
+def _product(a: Coefficients, b: Coefficients) -> float:
+    """Return sum_t a_t b_t by one thread: for long vectors `@` starts others and waits for them."""
+    return np.einsum("i,i->", a, b)

@@ -150,6 +150,8 @@ def noise_over_time(event: Mapping[str, Any], saving: object) -> tuple[tuple[str
 
     >>> noise_over_time({"type": "BandedGaussian", "column": [0.8, 0.6]}, 1.5)[0][1][:41]
     'noise correlated over 2 steps by the colu'
+    >>> noise_over_time({"type": "BandedGaussian", "column": [0.8, 0.6]}, 0.5)[0][1][-50:]
+    'carry 2.00 times more noise than independent noise'
     """
     if event.get("type") != "BandedGaussian":
         inside = [event.get("event"), *event.get("parts", ())]
@@ -159,7 +161,8 @@ def noise_over_time(event: Mapping[str, Any], saving: object) -> tuple[tuple[str
     shown = ", ".join(f"{c:.3f}" for c in column[:8]) + (", ..." if len(column) > 8 else "")
     words = f"noise correlated over {len(column)} steps by the column ({shown})"
     if isinstance(saving, float):
-        words += f"; running sums carry {saving:.2f} times less noise than independent noise"
+        compared = f"{saving:.2f} times less" if saving >= 1 else f"{1 / saving:.2f} times more"
+        words += f"; running sums carry {compared} noise than independent noise"
     return (("Noise over time", words),)
 
 

@@ -50,6 +50,7 @@ from tacit.experiments import (
     pay_once,
     require_device,
     rng_of,
+    sampling_in_words,
     score_classes,
     score_losses,
     users_of,
@@ -69,7 +70,7 @@ from tacit.text.planner import FinetuningPlan, filled
 from tacit.text.text_records import Packing, Text, load_records, public_lines
 from tacit.text.tokenizer import read_tokenizer, train_tokenizer
 from tacit.text.trained_weights import TrainedWeights
-from tacit.training import AdamBC, Ranks, make_private
+from tacit.training import AdamBC, Banded, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _TWIN_BATCH = 32
@@ -101,7 +102,8 @@ def finetune(
         place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
         materials = _materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
         planned = _evaluation_plan(recipe)
-        recipe, plan = filled(recipe, materials.dataset.n_records, planned)
+        most = _most_bands(materials)
+        recipe, plan = filled(recipe, materials.dataset.n_records, planned, most_bands=most)
         materials = replace(materials, recipe=recipe)
         asked, n_records = recipe.privacy.budget, materials.dataset.n_records
         WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=n_records)
@@ -124,6 +126,14 @@ def finetune(
             )
             session.go(on_progress or (lambda _: None))
             return ranks.on_first(lambda: session.finish(session.train_twin()))
+
+
+def _most_bands(materials: "Materials") -> int:
+    """Return the most bands of correlated noise for which there is memory, if that matters."""
+    if materials.recipe.finetune.bands != "auto":
+        return Banded().most_bands
+    trained = (p.numel() for p in materials.model(0).parameters() if p.requires_grad)
+    return Banded().limited_by_memory(sum(trained)).most_bands
 
 
 @dataclass(frozen=True)
@@ -227,8 +237,8 @@ class FinetuneLoop:
         self,
         materials: Materials,
         *,
+        plan: FinetuningPlan,
         noise_multiplier: float,
-        steps: int,
         ledger: Any,  # Any: a Ledger
         also: tuple[Event, ...],
         seed: int,
@@ -240,14 +250,14 @@ class FinetuneLoop:
         self.loss = materials.loss(self.model)
         self.optimizer = make_optimizer(self.model, settings.learning_rate or 1e-3)
         self.trained = TrainedWeights(self.model)
-        assert settings.batch_size is not None  # set by `filled`
+        self._is_averaged = plan.bands > 1
         self.private = make_private(
             self.model,
             self.optimizer,
             materials.training_tensors(),
             self.loss,
-            batch_size=settings.batch_size,
-            steps=steps,
+            batch_size=plan.chosen.batch_size,
+            steps=plan.chosen.steps,
             clip_norm=settings.clip_norm,
             noise_multiplier=noise_multiplier,
             n_records=dataset.n_records,
@@ -257,6 +267,7 @@ class FinetuneLoop:
             seed=recipe.run.seed,
             max_microbatch=settings.max_microbatch,
             compile="auto" if next(self.model.parameters()).is_cuda else False,
+            noise=Banded(bands=plan.bands) if plan.bands > 1 else None,
         )
 
     def steps(self) -> Iterator[int]:
@@ -284,9 +295,12 @@ class FinetuneLoop:
             lambda: torch.from_numpy(scores_of(self, *scored).losses), of="evaluation"
         )
 
-    def released(self) -> contextlib.AbstractContextManager[nn.Module]:
-        """Return a context in which the model is ready to be evaluated and saved."""
-        return evaluating(self.model)
+    @contextlib.contextmanager
+    def released(self) -> Iterator[nn.Module]:
+        """Hold the weights to release, averaged with correlated noise, ready to be evaluated."""
+        averaged = self.private.averaged() if self._is_averaged else contextlib.nullcontext()
+        with averaged, evaluating(self.model):
+            yield self.model
 
 
 def make_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -313,13 +327,13 @@ class FinetuneSession(Session):
     plan: FinetuningPlan = None  # type: ignore[assignment]  # always given
 
     def _calibrate(self) -> float:
-        return self.plan.chosen.noise_multiplier
+        return self.plan.noise_multiplier
 
     def _make_loop(self) -> FinetuneLoop:  # type: ignore[override]  # it has what a run needs
         return FinetuneLoop(
             self.materials,
+            plan=self.plan,
             noise_multiplier=self.noise,
-            steps=self.plan.chosen.steps,
             ledger=self.ledger,
             also=(),
             seed=self.init,
@@ -359,10 +373,11 @@ class FinetuneSession(Session):
         event = self.private.event
         if paid is not None:
             event = EventSequence((event, paid.event))
-        rate = min(1.0, self.batch_size / self.n_records)
-        of = "" if dataset.persons is None else " of persons"
-        sampling = f"Poisson{of}, rate {rate:.6g}, drawn anew for each step"
+        of, bands = "" if dataset.persons is None else "persons", self.plan.bands
+        sampling = sampling_in_words(self.batch_size, self.n_records, bands=bands, of=of)
         done = {"steps": self.private.steps, "noise_multiplier": self.noise}
+        if self.plan.correlation is not None and bands > 1:
+            done["noise_saving"] = round(self.plan.correlation.saving, 4)
         (weights,) = (name for name in files if name.endswith(".safetensors"))
         facts = Facts(
             **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),
@@ -548,8 +563,9 @@ def _touches(materials: Materials, paid: PaidScores | None, *, has_twin: bool) -
 
 
 def _releases(materials: Materials, paid: PaidScores | None) -> Iterator[str]:
-    is_lora = materials.recipe.finetune.train == "lora"
-    yield "final weights of the adapter" if is_lora else "final weights"
+    settings = materials.recipe.finetune
+    weights = "mean of the last weights" if settings.bands not in (None, 1) else "final weights"
+    yield f"{weights} of the adapter" if settings.train == "lora" else weights
     if materials.dataset.is_test_public:
         yield "metrics on public test texts after each epoch"
     if paid is not None:

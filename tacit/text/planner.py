@@ -16,7 +16,7 @@ records then get fewer steps, not tiny batches. The three constants are ours.
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tacit import accounting
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
@@ -41,13 +41,51 @@ class Candidate(NamedTuple):
         return self.noise_multiplier / (self.batch_size * math.sqrt(self.steps))
 
 
+class Correlation(NamedTuple):
+    """Noise that is correlated over `bands` steps, at the price of the independent noise.
+
+    `saving` is how many times less noise running sums carry than with independent noise.
+    """
+
+    bands: int
+    noise_multiplier: float
+    saving: float
+
+    def __str__(self) -> str:
+        if self.bands == 1:
+            return "  noise: independent, since correlation over steps does not pay here"
+        more = f"{1 / self.saving:.2f} times more" if self.saving < 1 else ""
+        return (
+            f"  noise: correlated over {self.bands} steps, noise multiplier "
+            f"{self.noise_multiplier:.3f}; running sums carry "
+            f"{more or f'{self.saving:.2f} times less'} noise"
+        )
+
+
 class FinetuningPlan(NamedTuple):
-    """What the planner chose, and the candidates that it compared, from the largest batch down."""
+    """What the planner chose, and the candidates that it compared, from the largest batch down.
+
+    `correlation` is None unless correlated noise was asked for.
+    """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
+    correlation: Correlation | None = None
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise multiplier of the run."""
+        return (self.correlation or self.chosen).noise_multiplier
+
+    @property
+    def bands(self) -> int:
+        """Number of steps over which noise is correlated; 1 for independent noise."""
+        return 1 if self.correlation is None else self.correlation.bands
 
     def __str__(self) -> str:
+        return "\n".join(map(str, [self._compared(), *filter(None, [self.correlation])]))
+
+    def _compared(self) -> str:
         if len(self.candidates) == 1:
             return (
                 f"plan: batch {self.chosen.batch_size:,} as given, {self.chosen.steps:,} steps, "
@@ -88,11 +126,14 @@ def plan_finetuning(
     batch_size: int | None = None,
     relation: Relation = Relation.ADD_REMOVE,
     also: tuple[Event, ...] = (),
+    bands: int | str | None = None,
+    most_bands: int = 256,
 ) -> FinetuningPlan:
     """Return the batch size, steps and noise for a budget and a number of epochs.
 
     With `batch_size`, only steps and noise are chosen. `also` are other releases that the budget
-    pays for. No record is looked at.
+    pays for. Noise is correlated over `bands` steps, for "auto" over at most `most_bands`; the
+    batch size is the one for independent noise. No record is looked at.
 
     >>> plan = plan_finetuning(20_000, epsilon=8.0, delta=1e-5, epochs=5)
     >>> plan.chosen.batch_size, plan.chosen.steps
@@ -109,9 +150,17 @@ def plan_finetuning(
         noise = accounting.calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
         return Candidate(batch, steps, noise)
 
+    def planned(chosen: Candidate, *found: Candidate) -> FinetuningPlan:
+        if bands is None:
+            return FinetuningPlan(chosen, found)
+        budget = {"epsilon": epsilon, "delta": delta, "relation": relation, "also": also}
+        setting = {"batch_size": chosen.batch_size, "n_records": n_records, "steps": chosen.steps}
+        options = {"bands": bands, "most": most_bands}
+        return FinetuningPlan(chosen, found, _correlation(**options, **setting, **budget))
+
     if batch_size is not None:
         given = candidate(min(batch_size, n_records))
-        return FinetuningPlan(given, (given,))
+        return planned(given, given)
     sizes = [n_records]
     while sizes[-1] > max(1, n_records // 1024):
         sizes.append(max(1, round(sizes[-1] / math.sqrt(2))))
@@ -124,15 +173,29 @@ def plan_finetuning(
             best = found[-1]
         elif best.steps >= LEAST_STEPS or share > WORST:
             break
-    return FinetuningPlan(best, tuple(found))
+    return planned(best, *found)
+
+
+def _correlation(
+    *, bands: int | str, most: int, steps: int, **setting: Any
+) -> Correlation:  # Any: the options of `price_bands`
+    from tacit.training import choose_bands, price_bands  # needs torch
+
+    setting["steps"] = steps
+    if bands == "auto":
+        found = choose_bands(most=most, **setting)
+    else:
+        found = price_bands(min(int(bands), steps), **setting)
+    saving = price_bands(1, **setting).noise / found.noise
+    return Correlation(found.bands, found.noise_multiplier, saving)
 
 
 def filled(
-    recipe: Recipe, n_records: int, also: tuple[Event, ...] = ()
+    recipe: Recipe, n_records: int, also: tuple[Event, ...] = (), *, most_bands: int = 256
 ) -> tuple[Recipe, FinetuningPlan]:
     """Return the recipe with every default replaced by its value, and the plan of its run.
 
-    `n_records` is assumed public.
+    `n_records` is assumed public. `most_bands` limits `bands = "auto"`.
     """
     settings, privacy = recipe.finetune, recipe.privacy
     unit = "person" if recipe.text.person and privacy.unit == "record" else privacy.unit
@@ -146,10 +209,13 @@ def filled(
         batch_size=settings.batch_size,
         relation=Relation(privacy.relation),
         also=also,
+        bands=settings.bands,
+        most_bands=most_bands,
     )
     settings = replace(
         settings,
         batch_size=plan.chosen.batch_size,
+        bands=None if settings.bands is None else plan.bands,
         learning_rate=settings.learning_rate or _RATES[settings.train],
     )
     return replace(recipe, finetune=settings, privacy=privacy), plan

@@ -115,7 +115,7 @@ class ComputedSum(Protocol):
 
     def __getitem__(self, here: slice) -> "ComputedSum": ...
 
-    def add_to(self, noise: Floats, space: "Sequence[Floats]") -> None:
+    def add_to(self, noise: Floats, space: Sequence[Floats], /) -> None:
         """Add these numbers, in whole steps of the grid, to as many others.
 
         `space` are three arrays of the same size to compute in, kept as they are until `released`.
@@ -151,7 +151,7 @@ class SparseSum:
         start, stop, _ = here.indices(self.size)
         return SparseSum(self.places, self.steps, self.first + start, stop - start)
 
-    def add_to(self, noise: Floats, space: Sequence[Floats]) -> None:
+    def add_to(self, noise: Floats, _space: Sequence[Floats]) -> None:
         """Add these numbers to as many others."""
         given = slice(*self.places.searchsorted((self.first, self.first + self.size)))
         noise[self.places[given] - self.first] += self.steps[given]

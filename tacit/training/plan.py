@@ -388,6 +388,7 @@ def choose_sampler(
                 f"sampler has rate {sampler.rate}, but {sampler.groups} groups with the batch_size "
                 f"and n_records of the run need {rate}. Give the matching ones, or noise=Banded()."
             )
+        return sampler, min(float(batch_size), n_records / sampler.groups)
     if isinstance(sampler, RunSampler):
         return sampler, float(batch_size)
     raise ValueError(

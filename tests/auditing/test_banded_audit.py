@@ -165,6 +165,48 @@ def noise_of_the_step_before(patch):
     patch.setattr(BandedNoise, "_source", repeated)
 
 
+def wrong_block(patch):
+    """From the middle of the run on, lots come from the group after the one whose turn it is."""
+    right = sampling.CyclicPoisson.lots
+
+    def shifted(self, n, rng):
+        draw = right(self, n, rng)
+        return lambda step, rng: draw(step if step < 20 else step + 1, rng)
+
+    patch.setattr(sampling.CyclicPoisson, "lots", shifted)
+
+
+def wrong_sign(patch):
+    """The second coefficient of the column is mixed with the wrong sign."""
+    right = BandedNoise.__init__
+
+    def negated(self, key, *, column, **options):
+        right(self, key, column=[column[0], -column[1], *column[2:]], **options)
+
+    patch.setattr(BandedNoise, "__init__", negated)
+
+
+def fewer_records_than_billed(patch):
+    """Lots are drawn as from half of the records that are in the bill."""
+    right = sampling.CyclicPoisson.lots
+
+    def denser(self, n, rng):
+        return right(dataclasses.replace(self, rate=min(1.0, 2 * self.rate)), n, rng)
+
+    patch.setattr(sampling.CyclicPoisson, "lots", denser)
+
+
+def scaled_residuals(patch):
+    """Residuals count half, so noise that should cancel does not."""
+    right = BandedNoise._past
+
+    def halved(self, kept, step):
+        older, recent = right(self, kept, step)
+        return older * 0.5, [(row, 0.5 * weight) for row, weight in recent]
+
+    patch.setattr(BandedNoise, "_past", halved)
+
+
 FAULTS = {
     "redrawn turns": (redrawn_turns, {}),
     "wrong lag": (wrong_lag, {}),
@@ -174,6 +216,10 @@ FAULTS = {
     "fewer turns billed": (fewer_turns_billed, {}),
     "longer column": (longer_column, {}),
     "repeated noise": (noise_of_the_step_before, {}),
+    "wrong block": (wrong_block, {}),
+    "wrong sign": (wrong_sign, {}),
+    "fewer records than billed": (fewer_records_than_billed, {"batch_size": 5}),
+    "scaled residuals": (scaled_residuals, {}),
 }
 
 

@@ -17,6 +17,7 @@ from tacit.experiments import training_loop as plan
 from tacit.experiments.recipe import TrainingSettings
 from tacit.experiments.training_run import Session, _releases
 from tacit.ledger import Budget, Ledger
+from tacit.report import write_page
 from tacit.sampling import Poisson
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -358,6 +359,25 @@ def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
     (tmp_path / "run" / "facts.json").unlink()
     with pytest.raises(ValueError, match="no checkpoint to resume it from"):
         train(recipe, tmp_path / "run")
+
+
+SLOW_BANDS = [pytest.param(bands, marks=pytest.mark.slow) for bands in ("auto", 1000)]
+
+
+@pytest.mark.parametrize("bands", [4, *SLOW_BANDS])
+def test_the_page_shows_correlated_noise_and_what_it_saved(tmp_path, bands):
+    facts = train(quick(training__bands=bands), tmp_path / "run")
+    found = facts.hyperparameters["bands"]
+    if found == 1:
+        assert facts.event["type"] != "BandedGaussian"
+        return
+    column, saving = facts.event["column"], facts.hyperparameters["noise_saving"]
+    assert len(column) == min(found, facts.steps)
+    assert saving > 0
+    page = write_page(tmp_path / "run").read_text(encoding="utf-8")
+    assert f"noise correlated over {len(column)} steps by the column ({column[0]:.3f}" in page
+    compared = f"{saving:.2f} times less" if saving >= 1 else f"{1 / saving:.2f} times more"
+    assert f"running sums carry {compared} noise than independent noise" in page
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,35 @@ def test_a_killed_run_goes_on_to_the_same_weights(root, tmp_path):
     assert finetune(chosen, tmp_path / "a", root=root).created == resumed.created
 
 
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_correlated_noise_is_chosen_billed_shown_and_resumed(root, tmp_path, train):
+    def kill(progress):
+        if progress.step == 9:
+            raise Killed
+
+    settings = CLASSIFY | {"batch_size": 20, "bands": "auto", "train": train}
+    chosen = recipe(GPT2, text=CLASSES, finetune=settings)
+    with pytest.raises(Killed):
+        finetune(chosen, tmp_path / "a", root=root, on_progress=kill)
+    resumed = finetune(chosen, tmp_path / "a", root=root)
+    whole = finetune(chosen, tmp_path / "b", root=root)
+    assert resumed.model_sha256 == whole.model_sha256
+    bands = whole.hyperparameters["bands"]
+    assert bands > 1
+    assert whole.event["type"] == "BandedGaussian"
+    assert len(whole.event["column"]) == bands
+    assert whole.hyperparameters["noise_saving"] > 1
+    assert whole.epsilon <= 8.0
+    assert f"from one of {bands} groups" in whole.sampling_used
+    assert whole.released[0].startswith("mean of the last weights")
+    page = write_page(tmp_path / "b").read_text()
+    assert f"noise correlated over {bands} steps by the column" in page
+    assert "times less noise than independent noise" in page
+    assert not verify_run(tmp_path / "b")
+    same = recipe(GPT2, text=CLASSES, finetune=settings | {"bands": bands})
+    assert finetune(same, tmp_path / "c", root=root).model_sha256 == whole.model_sha256
+
+
 @pytest.mark.parametrize("task", ["causal", "classification"])
 def test_persons_are_the_unit_and_a_paid_score_is_part_of_the_bill(root, tmp_path, task):
     text = {"person": "who", "sequences_per_person": 2, "evaluation": "paid", "test_share": 0.2}

@@ -44,6 +44,29 @@ def test_a_given_batch_and_other_releases_are_part_of_the_plan():
     assert "as given" in str(alone)
 
 
+def test_bands_are_chosen_for_the_batch_and_never_lose():
+    few = {"epsilon": 8.0, "delta": 1e-5, "epochs": 1, "batch_size": 100}
+    plain, chosen = (plan_finetuning(20_000, bands=bands, **few) for bands in (None, "auto"))
+    assert (plain.bands, plain.noise_multiplier) == (1, plain.chosen.noise_multiplier)
+    assert chosen.bands > 1
+    assert chosen.correlation.saving > 2
+    assert chosen.chosen == plain.chosen
+    assert f"correlated over {chosen.bands} steps" in str(chosen)
+    assert plan_finetuning(20_000, bands="auto", most_bands=4, **few).bands == 4
+    given = plan_finetuning(20_000, bands=chosen.bands, **few)
+    assert given.correlation == chosen.correlation
+    large = few | {"batch_size": 15_000, "epsilon": 1.0, "epochs": 50}
+    alone = plan_finetuning(20_000, bands="auto", **large)
+    assert (alone.bands, alone.correlation.saving) == (1, 1.0)
+    assert alone.noise_multiplier == alone.chosen.noise_multiplier
+    assert "independent" in str(alone)
+
+
+def test_more_bands_than_steps_are_all_steps():
+    setting = {"epsilon": 8.0, "delta": 1e-5, "epochs": 1, "batch_size": 100}
+    assert plan_finetuning(1_000, bands=64, **setting).bands == 10
+
+
 def test_a_filled_recipe_reads_back_and_fills_to_itself():
     recipe = Recipe.parse('method = "finetune"\n[text]\npath = "x.txt"\nperson = "who"')
     once, plan = filled(recipe, 2_000)
@@ -51,3 +74,8 @@ def test_a_filled_recipe_reads_back_and_fills_to_itself():
     assert once.finetune.batch_size == plan.chosen.batch_size
     assert Recipe.parse(once.to_toml()) == once
     assert filled(once, 2_000)[0] == once
+    text = once.to_toml().replace("[finetune]", '[finetune]\nbands = "auto"')
+    correlated, plan = filled(Recipe.parse(text), 2_000)
+    assert correlated.finetune.bands == plan.bands
+    assert Recipe.parse(correlated.to_toml()) == correlated
+    assert filled(correlated, 2_000)[0] == correlated

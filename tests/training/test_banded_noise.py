@@ -1,6 +1,7 @@
 """Correlated noise: prices and noise against known numbers, releases, draws, restarts, averages."""
 
 import copy
+import itertools
 import json
 import math
 import re
@@ -381,6 +382,43 @@ def test_settings_are_checked(bad):
         Banded(**bad)
 
 
+def test_a_run_does_not_go_on_past_its_plan(problem):
+    """Its last lot cannot be used again, and no further one is drawn."""
+    made = small(problem, steps=10)
+    for lot in made.private:
+        made.private.step(lot)
+    with pytest.raises(ValueError, match="another step or run"):
+        made.private.step(lot)
+    with pytest.warns(RuntimeWarning, match="this run is over"):
+        assert list(made.private) == []
+    state = made.private.state_dict()
+    longer = small(problem, steps=20, ledger=made.private.ledger)
+    with pytest.raises(ValueError, match="another event"):
+        longer.private.load_state_dict(state)
+
+
+@pytest.mark.parametrize("declared", [150, 200, 400])
+def test_a_wrong_number_of_records_changes_lots_and_not_the_bill(problem, declared):
+    """The rate that is billed is the one by which every record is drawn, however many there are."""
+    private = small(problem, n_records=declared, steps=400).private
+    assert private.event.rate == pytest.approx(8 * 8 / declared)
+    drawn = [private._lots.indices(step) for step in range(400)]
+    counts = np.bincount(np.concatenate(drawn), minlength=200)
+    expected = 50 * private.event.rate  # of 50 turns of each group
+    deviation = np.sqrt(200 * expected * (1 - private.event.rate))
+    assert abs(counts.sum() - 200 * expected) < 5 * deviation
+
+
+@pytest.mark.parametrize("bands", [2, 8])
+def test_groups_smaller_than_the_batch_divide_by_their_own_size(problem, bands):
+    """A whole group is drawn in each turn: its expected size is public, and below batch_size."""
+    made = small(problem, batch_size=150, steps=16, noise=Banded(bands=bands))
+    assert made.private.event.rate == 1.0
+    assert made.private.info["expected_batch"] == 200 / bands
+    sizes = [len(made.private._lots.indices(step)) for step in range(bands)]
+    assert sum(sizes) == 200
+
+
 # Fixed orders -------------------------------------------------------------------------------------
 
 
@@ -456,6 +494,39 @@ def test_neighbors_move_the_mixed_releases_by_the_norm_of_the_column():
     steps = np.flatnonzero(np.abs(seen[0] - seen[1]).max(1) > 1e-6)
     assert steps.tolist() == list(range(at, at + 8))
     assert np.linalg.norm(seen[0] - seen[1]) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_every_pattern_of_turns_moves_the_releases_as_billed(group):
+    """Each turn moves C u by its column, at most 1, and the columns of one record do not overlap.
+
+    All subsets of the turns that the sampler allows, with another gradient of norm 1 in each turn.
+    """
+    rng, column, steps = np.random.default_rng(group), optimal_bands(10, 3), 10
+    sums = torch.from_numpy(rng.normal(size=(steps, 60)) * 5)
+    turns = list(range(group, steps, 3))
+    moved = torch.from_numpy(rng.normal(size=(steps, 60)))
+    moved /= moved.norm(dim=1, keepdim=True)
+
+    def released(pattern):
+        noise = BandedNoise(Key.from_seed(1), expected_batch=1.0, column=column)
+        rows = [
+            noise.release(
+                [total + moved[step] * (step in pattern)], [1.0], step=step, noise_multiplier=0.8
+            )[0].clone()
+            for step, total in enumerate(sums)
+        ]
+        return mixed(torch.stack(rows).numpy(), column)
+
+    without = released(())
+    norms = {step: np.linalg.norm(column[: steps - step]) for step in turns}
+    for size in range(1, len(turns) + 1):
+        for pattern in itertools.combinations(turns, size):
+            found = np.linalg.norm(released(pattern) - without)
+            billed = math.sqrt(sum(norms[step] ** 2 for step in pattern))
+            assert found == pytest.approx(billed, abs=1e-4)
+            assert billed <= math.sqrt(len(pattern)) + 1e-12
+    assert len(turns) <= math.ceil(steps / 3)
 
 
 def test_rounding_is_billed_in_the_noise():
