@@ -120,6 +120,7 @@ class _RowReader:
         self._numbers = torch.arange(len(mask), device=mask.device)
         self._halves = [torch.cuda.Event() for _ in range(2)]
         self._next = 0
+        self._kernel = _kernel_for([*data, *targets])
 
     def send(self, indices: NDArray[np.int64]) -> None:
         """Send the row numbers of the next replay to the GPU."""
@@ -137,10 +138,26 @@ class _RowReader:
 
     def fetch(self) -> None:
         """Copy the rows that `send` named into `targets`. These copies are part of the graph."""
+        if self._kernel is not None:
+            marks = itertools.chain([self._mask], itertools.repeat(None))
+            for source, target, mask in zip(self._data, self._targets, marks, strict=False):
+                self._kernel(source, self._wanted, target, mask)
+            return
         torch.lt(self._numbers, self._wanted[-1], out=self._mask)
         for source, target in zip(self._data, self._targets, strict=True):
             torch.index_select(source, 0, self._wanted[:-1], out=target)
             target.masked_fill_(~self._mask.view(-1, *[1] * (target.dim() - 1)), 0)
+
+
+def _kernel_for(tensors: Sequence[Tensor]) -> Callable[..., None] | None:
+    """Return the kernel that copies rows of such tensors; None without Triton, or if it cannot."""
+    from tacit.training import gpu
+
+    if not gpu.has_triton():
+        return None
+    from tacit.training.gpu import take_rows
+
+    return take_rows.take_rows if all(map(take_rows.takes, tensors)) else None
 
 
 class FiniteFlag:
