@@ -61,7 +61,7 @@ from tacit.training.released_sums import ReleasedSums
 from tacit.training.tree import LossFn
 
 try:
-    import _signal as _signals
+    import _signal as _signals  # pyright: ignore[reportMissingImports]  # not of every Python
 except ImportError:  # another Python
     _signals = signal
 
