@@ -211,6 +211,9 @@ class LotSum:
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
         self._may_fail = compile == "auto"
+        self.compiles = (
+            bool(compile) and loss_fn is not None
+        )  # also if that fails, as it will again
         if compile and loss_fn is not None:
             from tacit.training import gpu
 
