@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import training as bench
 
-SECONDS, STEPS = 0.3, 200  # of steps in a row: this long, and at most so many
+timed = bench.timed
+SECONDS, STEPS = 0.2, 200  # of steps in a row: this long, and at most so many
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         lines: list[str] = []
-        bench.timed = lambda step, device, *_: profiled(step, device, lines)
+        bench.timed = lambda *given: profiled(*given, lines)
         found = bench.measure(*arguments.one)
         name = "-".join(arguments.one)
         (arguments.folder / f"profile-{name}.txt").write_text("\n".join(lines) + "\n")
@@ -46,42 +47,32 @@ def main() -> None:
         print(*pair, result, flush=True)
 
 
-def profiled(step: Callable[[], None], device: Any, lines: list[str]) -> bench.Measured:
-    """Take steps, and add what they spent their time on to `lines`."""
+def profiled(
+    step: Callable[[], None], device: Any, rest: float, begin: float, lines: list[str]
+) -> bench.Measured:
+    """Time steps as the benchmark does, then add what they spend their time on to `lines`."""
     is_gpu = device.type == "cuda"
 
     def synchronize() -> None:
         if is_gpu:
             torch.cuda.synchronize()
 
-    begin = time.perf_counter()
-    step()
-    synchronize()
-    first = time.perf_counter() - begin
-    for _ in range(150 if is_gpu else 10):
-        step()
-    synchronize()
-    bench.wait_for_turn()
-    begin = time.perf_counter()
-    for _ in range(5):
-        step()
-    synchronize()
-    steps = max(5, min(STEPS, round(5 * SECONDS / (time.perf_counter() - begin))))
-    issued, took = [], []
+    found = timed(step, device, rest, begin)
+    steps = max(5, min(STEPS, round(SECONDS / found.seconds)))
+    lines.append(str(found))
+    lines.append(f"of {steps} steps in a row: ms a step, ms until the host has issued them")
     for _ in range(5):
         begin = time.perf_counter()
         for _ in range(steps):
             step()
-        issued.append((time.perf_counter() - begin) / steps)
+        issued = time.perf_counter() - begin
         synchronize()
-        took.append((time.perf_counter() - begin) / steps)
-    lines.append(f"first step {first:.2f} s; of {steps} steps in a row, five times:")
-    lines.append("ms a step: " + " ".join(f"{1e3 * t:.4f}" for t in took))
-    lines.append("ms until issued: " + " ".join(f"{1e3 * t:.4f}" for t in issued))
+        took = time.perf_counter() - begin
+        lines.append(f"{1e3 * took / steps:.4f} {1e3 * issued / steps:.4f}")
     if is_gpu:
         lines += kernels(step, 20)
     lines += host(step, steps, synchronize)
-    return bench.Measured(sorted(took)[2], 0.0, first, sorted(issued)[2])
+    return found
 
 
 def kernels(step: Callable[[], None], steps: int) -> list[str]:

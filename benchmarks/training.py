@@ -28,9 +28,11 @@ PACKAGES = ("tacit", "torch", "opacus", "jax", "jax-privacy", "numpy")
 METHODS = (
     "plain", "plain-loader", "plain-compiled", "plain-graph",
     "tacit", "tacit-defaults", "tacit-compiled", "tacit-poisson-compiled", "tacit-backward",
+    "tacit-backward-compiled",
     "opacus", "opacus-ghost", "jax-plain", "jax-privacy",
 )  # fmt: skip
 ON_CPU = {"cnn-2048": 256, "wrn-16-4": 16, "gpt2": 1, "gpt2-lora": 1}  # batches a CPU can do
+DEFAULT_SAMPLER = ("tacit-defaults", "tacit-poisson-compiled", "tacit-backward-compiled")
 SIGMA, CLIP = 1.0, 1.0
 
 
@@ -233,7 +235,7 @@ def measure(workload: str, method: str) -> Measured:
 def lots_in(method: str, workload: str) -> int:
     """Return how many expected lots of records there are: many where lots are drawn by Poisson."""
     many = 8 if workload == "wrn-16-4" else 40
-    return many if method in ("tacit-defaults", "tacit-poisson-compiled", "plain-loader") else 2
+    return many if method in ("plain-loader", *DEFAULT_SAMPLER) else 2
 
 
 def is_gpu() -> bool:
@@ -332,8 +334,10 @@ def tacit_step(
     import tacit
     from tacit.sampling import FixedSize
 
-    options: dict[str, Any] = {"compile": True} if method.endswith("compiled") else {}
-    if method not in ("tacit-defaults", "tacit-poisson-compiled"):
+    options: dict[str, Any] = {"compile": method.endswith("compiled")}
+    if method == "tacit-defaults":
+        options = {}
+    elif method not in DEFAULT_SAMPLER:
         options |= {
             "sampler": FixedSize(size, len(data[0])),
             "ledger": tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
@@ -353,6 +357,15 @@ def tacit_step(
     if method == "tacit-backward":
         return backward_step(private, model, optimizer, losses)
     lots = iter(private)
+
+    def backward_and_update() -> None:
+        next(lots)
+        private.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if method == "tacit-backward-compiled":
+        return backward_and_update
     return lambda: private.step(next(lots))
 
 

@@ -61,7 +61,7 @@ from tacit.training.released_sums import ReleasedSums
 from tacit.training.tree import LossFn
 
 try:
-    import _signal as _signals
+    import _signal as _signals  # pyright: ignore[reportMissingImports]  # not of every Python
 except ImportError:  # another Python
     _signals = signal
 
@@ -304,7 +304,7 @@ class RunState:
             type(self._lot_sum).__name__,
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
-            getattr(self._lot_sum, "_compiled", None) is not None,
+            getattr(self._lot_sum, "compiles", False),
             self.arithmetic.mode,
             self._lots.padding is not None,
             torch.get_default_dtype(),

@@ -24,6 +24,7 @@ from tacit.training.plan import TrainingPlan
 if TYPE_CHECKING:
     from tacit.training.epochs import StepReports
     from tacit.training.foreign import Arithmetic, Isolation, TailMean
+    from tacit.training.gpu.graph_replay import ReplayedStep
 
 
 class Private(ForeignLoops):
@@ -129,17 +130,30 @@ class Private(ForeignLoops):
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
-        with self._guard:
-            # Clip and add; private.
-            total, drawn = self._lots.measured(lambda: self._lot_sum(lot, clip), lot)
-        self._pay_and_release(total, drawn, clip, is_own_loop=is_own_loop)
+        lot_sum, deferred = self._lot_sum, None
+        with self._guard:  # clip and add; private
+            if is_own_loop and isinstance(lot_sum, LotSum) and self._may_defer():
+                total, drawn = lot_sum(lot, clip, defer=True)
+                deferred = lot_sum.deferred()
+            elif self._lots.growth is None:
+                total, drawn = lot_sum(lot, clip)
+            else:
+                total, drawn = self._lots.measured(lambda: lot_sum(lot, clip), lot)
+        self._pay_and_release(total, drawn, clip, is_own_loop=is_own_loop, deferred=deferred)
 
     def _pay_and_release(
-        self, total: ClippedSum, drawn: float, clip: Clip, *, is_own_loop: bool = False
+        self,
+        total: ClippedSum,
+        drawn: float,
+        clip: Clip,
+        *,
+        is_own_loop: bool = False,
+        deferred: "ReplayedStep | None" = None,
     ) -> None:
         """Pay for the step and set `p.grad` to the noisy mean of the clipped gradients.
 
-        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`.
+        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`. If the
+        sum was `deferred`, that replay computes it together with the release.
         """
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
@@ -152,6 +166,11 @@ class Private(ForeignLoops):
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
+        if deferred is not None and any(
+            p.dtype != torch.float32 for p in self._parameters.values()
+        ):
+            deferred.replay()  # the finished sums are copies in another dtype
+            deferred = None
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.Uninterrupted():
@@ -164,7 +183,7 @@ class Private(ForeignLoops):
             self._compare_with_first_time(step, [*sums, *total.counts()])
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
-                    sums, scales, step=step, noise_multiplier=multiplier
+                    sums, scales, step=step, noise_multiplier=multiplier, deferred=deferred
                 )
             else:
                 self._noise.release_into(
@@ -179,6 +198,16 @@ class Private(ForeignLoops):
                 self._end_run()
         if self._reports is not None:
             self._report(step)
+
+    def _may_defer(self) -> bool:
+        """Whether nothing but the noise reads the sum, so that both may be one launch on a GPU.
+
+        The sum is then computed after the payment, with the release.
+        """
+        is_read = self._ranks.size > 1 or self._plan.adaptive is not None
+        is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
+        is_tagged = torch.are_deterministic_algorithms_enabled()  # `_compare_with_first_time`
+        return self._replayed is not None and not is_read and not is_tagged
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
         """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""

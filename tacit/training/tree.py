@@ -159,7 +159,9 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:  # Any:
 
     Kernels and CUDA graphs run on the current device.
     """
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _like(batch: Mapping[str, Any], changed: dict[str, Any]) -> Mapping[str, Any]:

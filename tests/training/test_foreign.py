@@ -374,7 +374,9 @@ def test_without_losses_large_lots_and_a_failed_step_give_the_same_steps(problem
     for _ in case.private:
         with contextlib.suppress(OSError):
             case.private.backward()
-        if next(case.model.parameters()).grad is None:  # nothing was released: the lot is used again
+        if (
+            next(case.model.parameters()).grad is None
+        ):  # nothing was released: the lot is used again
             case.private.backward()
         case.optimizer.step()
         case.optimizer.zero_grad()

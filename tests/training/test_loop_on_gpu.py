@@ -431,6 +431,66 @@ def test_rows_fetched_by_the_graph_are_the_rows(problem):
     assert torch.allclose(*found, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["momentum", "adamw", "amsgrad"])
+def test_sum_noise_and_update_in_one_graph_are_those_one_after_the_other(problem, kind):
+    """Lots of all sizes, each with a graph of its own; the rate changes on the way."""
+    found, released = [], []
+    for is_watched in (False, True):
+        model = two_layers("cuda").eval()
+        optimizer = OPTIMIZERS[kind](model)
+        data = tuple(t.cuda() for t in fixed_data())
+        case = problem(model=model, optimizer=optimizer, data=data, steps=80, seed=1, compile=True)
+        if is_watched:
+            optimizer.register_step_post_hook(lambda *_: None)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, gamma=0.5)
+        gradients = []
+        for lot in case.private:
+            case.private.step(lot)
+            gradients.append(model[0].weight.grad.clone())
+            scheduler.step()
+        (graphs,) = case.private._lot_sum._compiled._graphs.values()
+        followed = [run for run, _ in graphs.of_rows.values() if run._followed is not None]
+        assert (not followed) == is_watched
+        assert all(run._followed[1] is not None for run in followed)
+        assert case.private.ledger.history()[0].kind == "plan"
+        found.append(weights(model))
+        released.append(torch.stack(gradients).flatten(1))
+    assert torch.allclose(*released, atol=1e-5)
+    assert torch.allclose(*found, atol=1e-5)
+    assert len(released[0].unique(dim=0)) == 80  # the noise is new at every replay
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_rows_are_taken_and_the_rest_is_zero(dtype):
+    from tacit.training.gpu.take_rows import take_rows
+
+    data = (10 * torch.randn(50, 3, 7, device="cuda")).to(dtype)
+    for room, count in ((8, 5), (8, 8), (8, 0), (1, 1), (700, 699)):
+        rows = torch.randint(0, 50, (room,), device="cuda")
+        wanted = torch.cat([rows, torch.tensor([count], device="cuda")])
+        target = torch.ones(room, 3, 7, device="cuda").to(dtype)
+        mask = torch.zeros(room, dtype=torch.bool, device="cuda")
+        take_rows(data, wanted, target, mask)
+        assert torch.equal(target[:count], data[rows[:count]])
+        assert not target[count:].any()
+        assert mask.tolist() == [place < count for place in range(room)]
+
+
+def test_a_loop_that_leaves_the_losses_to_loss_fn_takes_the_same_steps(problem):
+    found = []
+    for is_own in (True, False):
+        case = problem(model=two_layers("cuda").eval(), steps=30, seed=1, compile=True)
+        for lot in case.private:
+            if is_own:
+                case.private.step(lot)
+                continue
+            case.private.backward()
+            case.optimizer.step()
+            case.optimizer.zero_grad()
+        found.append(weights(case.model))
+    assert torch.allclose(*found, atol=1e-5)
+
+
 def fixed_data():
     generator = torch.Generator().manual_seed(5)
     y = torch.arange(64) % 2

@@ -48,6 +48,7 @@ from tacit.training.users import in_segments
 
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
+    from tacit.training.gpu.graph_replay import ReplayedStep
     from tacit.training.lots import Lot, PendingMicrobatch
 
 __all__ = [
@@ -210,6 +211,9 @@ class LotSum:
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
         self._may_fail = compile == "auto"
+        self.compiles = (
+            bool(compile) and loss_fn is not None
+        )  # also if that fails, as it will again
         if compile and loss_fn is not None:
             from tacit.training import gpu
 
@@ -218,9 +222,18 @@ class LotSum:
             )
 
     def __call__(
-        self, lot: "Lot", clip: Clip, *, masked: bool = False, checked: bool = True
+        self,
+        lot: "Lot",
+        clip: Clip,
+        *,
+        masked: bool = False,
+        checked: bool = True,
+        defer: bool = False,
     ) -> tuple[ClippedSum, int]:
         """Return the sum of a lot, and how many records the lot holds. Private.
+
+        With `defer`, the sum of a small lot on a GPU may be only prepared. The caller then computes
+        it by the replay that `deferred` returns, before it reads the sum.
 
         A microbatch that does not fit in memory is summed in halves. A compiled sum assumes finite
         gradients. If some are not, the lot is summed again uncompiled (`masked`), without them. If
@@ -245,7 +258,8 @@ class LotSum:
             compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
             for microbatch in pending:
                 try:
-                    parts = self._sum_of_rows(lot, microbatch, clip, compiled)
+                    is_deferred = defer and len(pending) == 1
+                    parts = self._sum_of_rows(lot, microbatch, clip, compiled, defer=is_deferred)
                     if not parts:
                         fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
                         parts = in_halves(compute, fetched, on_halved=lower_limit)
@@ -267,6 +281,13 @@ class LotSum:
         if check is not None and not check.holds(total.sums, clip):
             return self(lot, clip, masked=masked, checked=False)
         return total, drawn
+
+    def deferred(self) -> "ReplayedStep | None":
+        """Return the replay that computes the last lot's sum, if it was deferred; once only."""
+        if self._compiled is None:
+            return None
+        found, self._compiled.deferred = self._compiled.deferred, None
+        return found
 
     def _gives_up(self, error: Exception) -> bool:
         """Run uncompiled from now on, after a warning, if `error` says that compiling failed."""
@@ -313,6 +334,8 @@ class LotSum:
         microbatch: "PendingMicrobatch",
         clip: Clip,
         compiled: "CompiledSum | None",
+        *,
+        defer: bool,
     ) -> list[ClippedSum]:
         """Return the compiled sum of records that the GPU reads itself, or an empty list.
 
@@ -323,7 +346,8 @@ class LotSum:
         if compiled is None or data is None or not (self._is_on_gpu and is_plain):
             return []
         try:
-            return [compiled.of_records(microbatch, data, self._scale(clip), reuse=True)]
+            options = {"reuse": True, "defer": defer}
+            return [compiled.of_records(microbatch, data, self._scale(clip), **options)]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -102,10 +102,11 @@ class CompiledSum:
         if self._flag is not None:
             start_processes()  # while the model is traced
         self._all_finite = True  # as far as the host has seen
+        self.deferred: ReplayedStep | None = None  # of the lot that has begun last
 
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
-        self._all_finite = True
+        self._all_finite, self.deferred = True, None
         self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
@@ -149,11 +150,14 @@ class CompiledSum:
         scale: float = 1.0,
         *,
         reuse: bool = False,
+        defer: bool = False,
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch whose records are rows of `data` on the GPU.
 
         If the tensors are contiguous, the CUDA graph copies these rows from `data`. Otherwise the
-        host fetches the microbatch.
+        host fetches the microbatch. With `defer`, a sum that the host need not look at is only
+        prepared: `deferred` is then the replay that computes it, which is left to the caller. A
+        model that draws random numbers is not deferred: their seed is set for this call.
         """
         graphs = self._in_lot()
         if microbatch.rows not in graphs.of_rows:
@@ -170,7 +174,10 @@ class CompiledSum:
         run, traced = graphs.of_rows[microbatch.rows]
         if run is None:
             return self(*_padded(microbatch), scale, reuse=reuse)
-        return self._run(traced, partial(run.of_rows, scale, microbatch.indices), reuse=reuse)
+        step = run.of_rows
+        if defer and reuse and not (traced.reports or traced.draws):
+            self.deferred, step = run, run.prepare
+        return self._run(traced, partial(step, scale, microbatch.indices), reuse=reuse)
 
     def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
         """Call `run` and return its results as a `ClippedSum`; copy them if `reuse` is False."""

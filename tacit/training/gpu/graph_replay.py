@@ -74,29 +74,67 @@ class ReplayedStep:
         self._graph, self._results = _recorded(run, recordings.pool)
         if recordings.results is None:
             recordings.pool, recordings.results = self._graph.pool(), self._results
+        self._run, self._pool = run, recordings.pool
+        self._followed: tuple[object, torch.cuda.CUDAGraph | None] | None = None
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Return the step's results for this batch, at `scale` times the rule's clip norms."""
         call_each("copy_", [self._mask, *self._tensors], [mask, *tensors])
-        return self._replay(scale)
+        self._set_scale(scale)
+        self.replay()
+        return self._results
 
     def of_rows(self, scale: float, indices: NDArray[np.int64]) -> list[Tensor]:
         """Return the step's results for these rows of the data, at `scale` times the clip norms.
 
         The batch has a fixed size; entries after these rows are padding.
         """
+        self.prepare(scale, indices)
+        self.replay()
+        return self._results
+
+    def prepare(self, scale: float, indices: NDArray[np.int64]) -> list[Tensor]:
+        """Prepare a replay for these rows; return the tensors that `replay` will fill."""
         assert self._rows is not None
         self._rows.send(indices)
-        return self._replay(scale)
+        self._set_scale(scale)
+        return self._results
 
-    def _replay(self, scale: float) -> list[Tensor]:
+    def replay(self) -> None:
+        """Compute the results for what was prepared last."""
+        self._graph.replay()
+
+    def replay_with(self, launches: object, launch: Callable[[], None]) -> None:
+        """Do `replay` and what `launch` does, as one CUDA graph if that can be recorded.
+
+        It is recorded again if `launches`, which stands for the launches made by `launch`, is
+        another object than the last time.
+        """
+        if self._followed is None or self._followed[0] is not launches:
+            self._followed = launches, self._recorded_with(launch)
+        graph = self._followed[1]
+        if graph is not None:
+            graph.replay()
+            return
+        self.replay()
+        launch()
+
+    def _recorded_with(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        def both() -> None:
+            self._run()
+            launch()
+
+        try:
+            return captured(both, self._pool)[0]
+        except RuntimeError:  # for example out of memory; nothing was computed
+            return None
+
+    def _set_scale(self, scale: float) -> None:
         if scale != self._scale:
             self._scale = math.nan  # if this is interrupted, the next call sets both again
             self._factor.fill_(scale)
             self._seed.fill_(1 / scale)
             self._scale = scale
-        self._graph.replay()
-        return self._results
 
 
 class _RowReader:
@@ -120,6 +158,7 @@ class _RowReader:
         self._numbers = torch.arange(len(mask), device=mask.device)
         self._halves = [torch.cuda.Event() for _ in range(2)]
         self._next = 0
+        self._kernel = _kernel_for([*data, *targets])
 
     def send(self, indices: NDArray[np.int64]) -> None:
         """Send the row numbers of the next replay to the GPU."""
@@ -137,10 +176,26 @@ class _RowReader:
 
     def fetch(self) -> None:
         """Copy the rows that `send` named into `targets`. These copies are part of the graph."""
+        if self._kernel is not None:
+            marks = itertools.chain([self._mask], itertools.repeat(None))
+            for source, target, mask in zip(self._data, self._targets, marks, strict=False):
+                self._kernel(source, self._wanted, target, mask)
+            return
         torch.lt(self._numbers, self._wanted[-1], out=self._mask)
         for source, target in zip(self._data, self._targets, strict=True):
             torch.index_select(source, 0, self._wanted[:-1], out=target)
             target.masked_fill_(~self._mask.view(-1, *[1] * (target.dim() - 1)), 0)
+
+
+def _kernel_for(tensors: Sequence[Tensor]) -> Callable[..., None] | None:
+    """Return the kernel that copies rows of such tensors; None without Triton, or if it cannot."""
+    from tacit.training import gpu
+
+    if not gpu.has_triton():
+        return None
+    from tacit.training.gpu import take_rows
+
+    return take_rows.take_rows if all(map(take_rows.takes, tensors)) else None
 
 
 class FiniteFlag:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
-from torch.optim import optimizer as _HOOKS  # the module holds the global hooks
+from torch.optim import optimizer as _HOOKS  # pyright: ignore[reportAttributeAccessIssue]  # a module
 
 from tacit.training.gpu.graph_replay import captured
 from tacit.training.noise import NoisyMean
 
 if TYPE_CHECKING:
+    from tacit.training.gpu.graph_replay import ReplayedStep
     from tacit.training.gpu.noise import Blocks
     from tacit.training.gpu.update import Update
 
@@ -50,16 +51,25 @@ class RecordedUpdate:
         self._launches: WeakKeyDictionary[Blocks, _Launches] = WeakKeyDictionary()
 
     def release_and_move(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+        deferred: "ReplayedStep | None" = None,
     ) -> None:
         """Add noise to the clipped sums, store them in `p.grad`, and take the optimizer's step.
 
-        All of it is one CUDA graph if the launches have been the same for several steps.
+        All of it is one CUDA graph if the launches have been the same for several steps. So is the
+        computation of the sums if it was `deferred`.
         """
         noise = None
         if can_be_recorded(self._optimizer, self._parameters):
             noise = self._noise.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if noise is None:
+            if deferred is not None:
+                deferred.replay()
             self._noise.release_into(
                 self._parameters, sums, scales, step=step, noise_multiplier=noise_multiplier
             )
@@ -70,7 +80,7 @@ class RecordedUpdate:
         # The fused update rounds differently from the optimizer, which takes the first steps at
         # each address. Other ranks, and a run that is repeated, must get exactly the same bits.
         may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
-        self._launches[noise].run(noise, sums, may_fuse=may_fuse)
+        self._launches[noise].run(noise, sums, may_fuse=may_fuse, deferred=deferred)
         self._noise.launched(step)
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers read it
 
@@ -88,16 +98,31 @@ class _Launches:
         self._repeated = 0  # equal steps so far
         self._patience = _SETTLED  # equal steps before the next recording
 
-    def run(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
-        """Add the noise and take the optimizer's step, by launches or by replaying the graph."""
+    def run(
+        self,
+        noise: "Blocks",
+        sums: Sequence[Tensor],
+        *,
+        may_fuse: bool,
+        deferred: "ReplayedStep | None" = None,
+    ) -> None:
+        """Add the noise and take the optimizer's step, by launches or by replaying the graph.
+
+        Before that compute the sums if they were `deferred`.
+        """
         self._follow(noise, sums, may_fuse=may_fuse)
         if self._repeated < self._patience:
+            if deferred is not None:
+                deferred.replay()
             self._launch(noise, sums)
             return
         try:
             if self.graph is None:
                 self.graph, _ = captured(lambda: self._launch(noise, sums))
-            self.graph.replay()
+            if deferred is None:
+                self.graph.replay()
+            else:
+                deferred.replay_with(self.graph, lambda: self._launch(noise, sums))
         except BaseException:
             for parameter in self._parameters:
                 parameter.grad = None  # recording puts the sums there without any noise

@@ -1,7 +1,6 @@
 """A flag reported in the middle of a step. The graphs need a GPU: test_loop_on_gpu."""
 
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,15 +90,40 @@ def test_a_scale_whose_setting_was_interrupted_is_set_again():
 
     replayed = ReplayedStep.__new__(ReplayedStep)  # made without a GPU
     replayed._factor, replayed._seed, replayed._scale = Scalar(), Scalar(), 1.0
-    replayed._graph, replayed._results = Mock(), []
     replayed._seed.is_interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        replayed._replay(2.0)
+        replayed._set_scale(2.0)
     replayed._seed.is_interrupted = False
-    replayed._replay(1.0)  # as it was before
+    replayed._set_scale(1.0)  # as it was before
     assert (replayed._factor.value, replayed._seed.value) == (1.0, 1.0)
-    replayed._replay(2.0)
+    replayed._set_scale(2.0)
     assert (replayed._factor.value, replayed._seed.value) == (2.0, 0.5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_and_what_follows_are_recorded_once_for_each_kind_of_launches(monkeypatch, fails):
+    done, recorded = [], []
+
+    def captured(run, pool):
+        assert pool == "pool"
+        if fails:
+            raise RuntimeError("capture")
+        before = len(done)
+        run()
+        recorded.append(done[before:])
+        del done[before:]  # recorded, not run
+        return SimpleNamespace(replay=lambda: done.extend(recorded[-1])), None
+
+    monkeypatch.setattr("tacit.training.gpu.graph_replay.captured", captured)
+    replayed = ReplayedStep.__new__(ReplayedStep)  # made without a GPU
+    replayed._pool, replayed._followed = "pool", None
+    replayed._run = lambda: done.append("sum")
+    replayed._graph = SimpleNamespace(replay=lambda: done.append("sum"))
+    for launches, name in ((first := object(), "a"), (first, "a"), (object(), "b")):
+        done.clear()
+        replayed.replay_with(launches, lambda name=name: done.append(name))
+        assert done == ["sum", name]
+    assert len(recorded) == (0 if fails else 2)
 
 
 def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):

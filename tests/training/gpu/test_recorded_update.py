@@ -194,6 +194,49 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
     assert recorded.launches.graph is not None
 
 
+class Deferred:
+    """A sum that is computed with what follows it; a new graph for each size of a lot."""
+
+    def __init__(self, total):
+        self.total, self.seen, self.replays = total, [], 0
+
+    def replay(self):
+        self.replays += 1
+        self.total.fill_(1.0)
+
+    def replay_with(self, launches, launch):
+        self.seen.append(launches)
+        self.replay()
+        launches.replay()
+
+
+def test_a_deferred_sum_is_computed_before_its_noise_is_added(recorded):
+    sizes = [Deferred(recorded.total) for _ in range(2)]
+    for step in range(1, 30):
+        recorded.total.fill_(-7.0)  # what the last step has left
+        recorded.parameter.grad = None
+        deferred = sizes[step % 2]
+        recorded.launches.run(recorded.noise, [recorded.total], may_fuse=True, deferred=deferred)
+        assert recorded.parameter.grad is recorded.total
+        assert recorded.total.tolist() == [1001.0] * 3
+        assert recorded.parameter.tolist() == pytest.approx([-100.1 * step] * 3)
+    assert sum(size.replays for size in sizes) == 29  # once for each step
+    assert {id(graph) for size in sizes for graph in size.seen} == {id(recorded.launches.graph)}
+    before = recorded.launches.graph
+    recorded.optimizer.param_groups[0]["weight_decay"] = 0.1
+    for _ in range(70):
+        recorded.launches.run(recorded.noise, [recorded.total], may_fuse=True, deferred=sizes[0])
+    assert sizes[0].seen[-1] is recorded.launches.graph is not before
+
+
+def test_a_deferred_sum_is_computed_for_an_optimizer_that_is_not_recorded(monkeypatch):
+    parameter, total, released = nn.Parameter(torch.zeros(3)), torch.zeros(3), []
+    noise = SimpleNamespace(release_into=lambda _, sums, *__, **___: released.append(sums[0][0]))
+    update = recorded_update.RecordedUpdate(noise, [parameter], torch.optim.SGD([parameter]))
+    update.release_and_move([total], [1.0], step=0, noise_multiplier=1.0, deferred=Deferred(total))
+    assert released == [1.0]
+
+
 def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded, monkeypatch):
     made = []
     monkeypatch.setattr(recorded_update, "can_be_recorded", lambda *_: True)
