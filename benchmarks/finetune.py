@@ -42,7 +42,7 @@ SETTINGS = """Lots of 4,096 records, 10 epochs and a clip norm of 0.1 follow wha
 et al. 2022). The learning rates are the best of three at epsilon 3 in 4 epochs, measured on 2,000
 sentences held out of the training set: nothing was chosen on the dev set."""
 RUNS = [(train, epsilon) for epsilon in (8, 3) for train in ("full", "lora")]
-TWIN_STEPS, TWIN_RATE = 1500, 5e-4
+TWIN_STEPS, TWIN_RATES = 1500, {"full": 5e-4, "lora": 2e-3}
 CANARIES = 40
 
 
@@ -78,7 +78,7 @@ def sst2_recipe(
                          "lora_rank": 16, "lora_alpha": 32.0,
                          "max_microbatch": 1152 if device == "cuda" else 256},
             "privacy": {"epsilon": float(epsilon), "delta": 1e-5},
-            "run": {"device": device, "seed": 0, "baseline_rate": TWIN_RATE,
+            "run": {"device": device, "seed": 0, "baseline_rate": TWIN_RATES[train],
                     "baseline_steps": TWIN_STEPS if epsilon == 8 else 0},
         }
     )  # fmt: skip
@@ -200,7 +200,7 @@ def e2e(base: Path, out: Path, device: str) -> dict:
                      "prompt": "mr", "length": 112, "is_public": True},
             "language_model": {"path": str(base.resolve()), "bf16": device == "cuda"},
             "finetune": {"epochs": 20.0, "batch_size": 512, "learning_rate": 1e-3,
-                         "max_microbatch": 512 if device == "cuda" else 64},
+                         "max_microbatch": 640 if device == "cuda" else 64},
             # Each canary is one record, so epsilon 8 holds for it.
             "canaries": {"count": CANARIES, "repeats": 1, "references": 500},
             "samples": {"count": 2, "prompts": ["name[blue spice], eattype[pub], area[riverside]"]},
