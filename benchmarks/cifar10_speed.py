@@ -1,11 +1,14 @@
 """Where the time of the wide residual network goes on a GPU, with random images.
 
     python benchmarks/cifar10_speed.py step [--rows 512] [--steps 12]   # the recipe's step
+    python benchmarks/cifar10_speed.py equal                            # its sum, in float32
     python benchmarks/cifar10_speed.py kernels                          # formed gradients of views
 
 `step` trains WRN-16-4 as the recipe cifar10-wrn does (lots of 4,096, 16 views, standardized
 weights, running mean) and prints the time to the first step and the views a second. It then
-compares the compiled clipped sum of a small lot with the uncompiled one. `kernels` times the kernel
+compares the compiled clipped sum of a small lot with the uncompiled one, in bfloat16 as in the run.
+`equal` compares them in float32, where rounding hides nothing: uncompiled for WRN-16-4, compiled
+for WRN-10-1. Both are compared with a loop over the examples in float64. `kernels` times the kernel
 that forms the gradients of convolutions by settings, beside cuDNN's gradient of the whole batch.
 """
 
@@ -22,6 +25,7 @@ from tacit.experiments.training_loop import gpu_losses
 from tacit.experiments.views import shift_and_mirror
 from tacit.experiments.wide_resnet import WideResNet
 from tacit.training import EMA, Flat, clipped_sum, make_private
+from tacit.training.gpu.compiled import CompiledSum
 
 RECORDS, LOT, VIEWS = 50_000, 4_096, 16
 
@@ -88,14 +92,10 @@ def _difference(private, model, data) -> dict[str, float]:
         (batch[0].double(), batch[1]), Flat(1.0), augmentations=VIEWS, engine="loop",
     ).sums  # fmt: skip
 
-    def apart(a, b) -> float:
-        top = sum(float((a[n].double() - b[n].double()).square().sum()) for n in b)
-        return (top / sum(float(b[n].double().square().sum()) for n in b)) ** 0.5
-
     return {
-        "is_finite": is_finite, "compiled - uncompiled": apart(ours, plain),
-        "compiled - float64 loop": apart(ours, exact),
-        "uncompiled - float64 loop": apart(plain, exact),
+        "is_finite": is_finite, "compiled - uncompiled": _apart(ours, plain),
+        "compiled - float64 loop": _apart(ours, exact),
+        "uncompiled - float64 loop": _apart(plain, exact),
         "norm of the sum": sum(float(s.square().sum()) for s in ours.values()) ** 0.5,
     }  # fmt: skip
 
@@ -121,6 +121,40 @@ def _profile(private, mean) -> None:
         print(f"{spent / total:6.1%} {spent / 2e3:9.2f} ms {r.count:6d} {r.key[:90]}")
 
 
+def equal() -> None:
+    """Print how far clipped sums in float32 are from a loop over the examples in float64."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    coarse = torch.rand(32 * VIEWS, 3, 4, 4, device=device)
+    images = torch.nn.functional.interpolate(coarse, size=32, mode="bilinear")  # as photographs
+    classes = torch.randint(0, 10, (32,), device=device).repeat_interleave(VIEWS)
+    for depth, width, is_compiled in ((16, 4, False), (10, 1, True)):
+        model = WideResNet(3, 10, depth=depth, width=width).to(device)
+        for bound in (0.5, 1e3):  # all clipped, none clipped
+            exact = clipped_sum(
+                copy.deepcopy(model).double(), _double, (images.double(), classes), Flat(bound),
+                augmentations=VIEWS, engine="loop",
+            ).sums  # fmt: skip
+            if is_compiled:
+                compiled = CompiledSum(model, _double, Flat(bound), augmentations=VIEWS)
+                compiled.begin()
+                found = compiled((images, classes), torch.ones(32, device=device)).sums
+            else:
+                found = clipped_sum(
+                    model, _double, (images, classes), Flat(bound), augmentations=VIEWS
+                ).sums
+            how = "compiled" if is_compiled else "uncompiled"
+            print(
+                f"WRN-{depth}-{width}, {how}, clip {bound:g}: {_apart(found, exact):.2g}",
+                flush=True,
+            )
+
+
+def _apart(a, b) -> float:
+    top = sum(float((a[n].double() - b[n].double()).square().sum()) for n in b)
+    return (top / sum(float(b[n].double().square().sum()) for n in b)) ** 0.5
+
+
 def kernels() -> None:
     """Time the kernel for 256 examples of 16 views, at the four shapes of most of the work."""
     from tacit.training.gpu import conv_norms
@@ -135,7 +169,7 @@ def kernels() -> None:
         print((inputs, outputs, size, stride), f"cuDNN {1e3 * one:.2f} ms", flush=True)
         for tiles in _SETTINGS:
             if tiles[0] <= outputs:
-                conv_norms.INSTANCE_TILES = tiles
+                conv_norms._instance_tiles = lambda *_, tiles=tiles: tiles
                 run = partial(conv_norms.conv2d_instances, x, g, [3, 3], stride, 1, examples=256)
                 try:
                     one = _seconds(run)
@@ -177,15 +211,15 @@ def _seconds(run) -> float:
 def main() -> None:
     """Do the part that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=["step", "kernels"])
+    parser.add_argument("part", choices=["step", "equal", "kernels"])
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--lot", type=int, default=LOT)
     parser.add_argument("--records", type=int, default=RECORDS)
     given = parser.parse_args()
-    if given.part == "kernels":
-        kernels()
+    if given.part != "step":
+        {"equal": equal, "kernels": kernels}[given.part]()
         return
     step(
         rows=given.rows, steps=given.steps, depth=given.depth, lot=given.lot, records=given.records

@@ -1,16 +1,17 @@
-"""Private fine-tuning in miniature: SST-2, E2E and canaries on one CPU core.
+"""Private fine-tuning of a small decoder: SST-2, E2E, canaries, and the time of a step.
 
-    python benchmarks/finetune.py DATA PACKAGES OUT [--seconds 500]
+    python benchmarks/finetune.py DATA BASE OUT [--device cuda] [--seconds 400] [--only PIECE ...]
 
-DATA is the folder of sst2_*.tsv.gz, e2e_*.csv.gz and wikitext2_*.txt.gz; PACKAGES is where Debian's
-wordnet-base and dict-gcide were unpacked (`dpkg-deb -x`). Results of the pieces are kept in OUT: a
-benchmark that was stopped goes on where it was, and no new piece is begun after `--seconds`.
+DATA is the folder of sst2_*.tsv.gz and e2e_*.csv.gz. BASE is the decoder that
+`benchmarks/_public_text.py` has trained on public text. Results of the pieces are kept in
+OUT/results.json: a benchmark that was stopped goes on where it was, no new piece is begun after
+`--seconds`, and results/finetune.md is written from what is there.
 
-A decoder of 0.4 million weights is trained on public text, then fine-tuned on 20,000 records of
-SST-2, in full and by LoRA, at epsilon 3 and 8. The share of the gap closed is
-(private - head) / (plain - head): `head` is a logistic regression on the last hidden state of the
-pretrained decoder, and `plain` the same fine-tuning without privacy. Settings were fixed before the
-first run; nothing was chosen on the dev set. One seed each.
+The decoder is fine-tuned on the 67,349 sentences of SST-2, in full and by LoRA, at epsilon 3 and 8.
+The share of the gap closed is (private - head) / (plain - head): `head` is a logistic regression on
+the last hidden state of the pretrained decoder, and `plain` the same fine-tuning without privacy.
+Learning rates are chosen on sentences held out of the training set, nothing on the dev set. One
+seed each.
 """
 
 import argparse
@@ -19,60 +20,124 @@ import gzip
 import json
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import _results as results
 import numpy as np
 import torch
-from _public_text import pretrain
+from _public_text import words
 
 from tacit.experiments import Recipe
+from tacit.ledger import Ledger
 from tacit.text import finetune
+from tacit.text.finetune_run import FinetuneLoop, _materials, make_optimizer
+from tacit.text.language_model import evaluating, score
+from tacit.text.planner import filled
+from tacit.training import make_private
 
-PRETRAINING = 120.0  # CPU seconds
-RECORDS, EPOCHS, LENGTH = 20_000, 3, 24
-RUNS = [(train, epsilon) for train in ("full", "lora") for epsilon in (8, 3)]
+LENGTH, EPOCHS, BATCH = 48, 10, 4096
+RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (1e-3, 3e-3, 1e-2)}
+SETTINGS = """Lots of 4,096 records, 10 epochs and a clip norm of 0.1 follow what is published (Li
+et al. 2022). The learning rates are the best of three at epsilon 3 in 4 epochs, measured on 2,000
+sentences held out of the training set: nothing was chosen on the dev set."""
+RUNS = [(train, epsilon) for epsilon in (8, 3) for train in ("full", "lora")]
+TWIN_STEPS, TWIN_RATES = 1500, {"full": 5e-4, "lora": 2e-3}
+CANARIES = 40
 
 
-def prepare(data: Path, out: Path) -> None:
-    """Write the subset of SST-2, its dev set, and E2E in lower case."""
-    with gzip.open(data / "sst2_train.tsv.gz", "rt", encoding="utf-8") as stream:
-        rows = [line.rstrip("\n").split("\t") for line in stream][1:]
-    random.Random(0).shuffle(rows)
-    with gzip.open(data / "sst2_dev.tsv.gz", "rt", encoding="utf-8") as stream:
-        dev = [line.rstrip("\n").split("\t") for line in stream][1:]
-    for name, part in (("sst2.tsv", rows[:RECORDS]), ("sst2_dev.tsv", dev)):
-        lines = ["label\ttext", *("\t".join(row) for row in part)]
+def prepare(data: Path, out: Path, *, most: int | None) -> None:
+    """Write SST-2, its dev set, and E2E in lower case; at most `most` training records."""
+    for name, part in (("sst2.tsv", "sst2_train"), ("sst2_dev.tsv", "sst2_dev")):
+        with gzip.open(data / f"{part}.tsv.gz", "rt", encoding="utf-8") as stream:
+            rows = [line.rstrip("\n") for line in stream][1:]
+        random.Random(0).shuffle(rows)
+        lines = ["label\ttext", *(rows[:most] if name == "sst2.tsv" else rows)]
         (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for name, most in (("e2e_dev", None), ("e2e_test", 300)):
+    for name, limit in (("e2e_dev", most), ("e2e_test", 300)):
         with gzip.open(data / f"{name}.csv.gz", "rt", encoding="utf-8") as stream:
             found = [{k: v.lower() for k, v in row.items()} for row in csv.DictReader(stream)]
         random.Random(0).shuffle(found)
-        lines = [json.dumps(row) for row in found[:most]]
+        lines = [json.dumps(row) for row in found[:limit]]
         (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def sst2(train: str, epsilon: float, out: Path) -> dict:
-    """Fine-tune on SST-2, with a twin without privacy at epsilon 8; return the facts that count."""
-    recipe = Recipe.from_dict(
+def sst2_recipe(
+    train: str, epsilon: float, base: Path, device: str, *, rate: float | None = None
+) -> Recipe:
+    """Return the recipe of one run on SST-2, with a twin without privacy at epsilon 8."""
+    return Recipe.from_dict(
         {
             "method": "finetune",
             "name": f"sst2-{train}",
-            "text": {
-                "path": "sst2.tsv",
-                "public_test": "sst2_dev.tsv",
-                "classes": ["0", "1"],
-                "length": LENGTH,
-                "is_public": True,
-            },
-            "language_model": {"path": "base"},
-            "finetune": {"task": "classification", "train": train, "epochs": EPOCHS,
-                         "lora_rank": 16, "max_microbatch": 512},
+            "text": {"path": "sst2.tsv", "public_test": "sst2_dev.tsv", "classes": ["0", "1"],
+                     "length": LENGTH, "is_public": True},
+            "language_model": {"path": str(base.resolve()), "bf16": device == "cuda"},
+            "finetune": {"task": "classification", "train": train, "epochs": float(EPOCHS),
+                         "batch_size": BATCH, "learning_rate": rate or RATES[train][1],
+                         "lora_rank": 16, "lora_alpha": 32.0,
+                         "max_microbatch": 1152 if device == "cuda" else 256},
             "privacy": {"epsilon": float(epsilon), "delta": 1e-5},
-            "run": {"baseline_steps": 3000 if epsilon == 8 else 0, "baseline_rate": 2e-3},
+            "run": {"device": device, "seed": 0, "baseline_rate": TWIN_RATES[train],
+                    "baseline_steps": TWIN_STEPS if epsilon == 8 else 0},
         }
     )  # fmt: skip
-    facts = finetune(recipe, out / f"sst2-{train}-{epsilon}", root=out)
+
+
+def trials(train: str, base: Path, out: Path, device: str) -> dict:
+    """Return the accuracy on held-out training sentences by learning rate, at epsilon 3."""
+    lines = (out / "sst2.tsv").read_text(encoding="utf-8").splitlines()
+    held = min(2000, len(lines) // 4)
+    for name, part in (("sst2_part", lines[1 + held :]), ("sst2_held", lines[1 : 1 + held])):
+        (out / f"{name}.tsv").write_text("\n".join([lines[0], *part]) + "\n", encoding="utf-8")
+    recipe = sst2_recipe(train, 3, base, device).with_settings(
+        {"text.path": "sst2_part.tsv", "text.public_test": "sst2_held.tsv", "finetune.epochs": 4.0}
+    )
+    materials, recipe, plan = _planned(recipe, out)
+    found = {}
+    for rate in RATES[train]:
+        model = materials.model(0)
+        loss, private, optimizer = _make_private(materials, model, plan, rate, check=False)
+        for lot in private:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (1 - private.steps_taken / private.steps)
+            private.step(lot)
+        with evaluating(model):
+            scores = score(model, loss, materials.dataset.x_test, materials.dataset.y_test)
+        right = scores.logits.argmax(1) == materials.dataset.y_test
+        found[f"{rate:g}"] = float(right.mean())
+        print(train, rate, found[f"{rate:g}"], flush=True)
+    best = max(found, key=lambda rate: found[rate])
+    return {"accuracy": found, "rate": float(best)}
+
+
+def _planned(recipe: Recipe, out: Path):
+    materials = _materials(recipe, out)
+    recipe, plan = filled(recipe, materials.dataset.n_records, ())
+    return replace(materials, recipe=recipe), recipe, plan.chosen
+
+
+def _make_private(materials, model, plan, rate: float, **options):
+    """Return the loss, the private run and the optimizer that `finetune` would use."""
+    settings, loss = materials.recipe.finetune, materials.loss(model)
+    std = plan.noise_multiplier * settings.clip_norm / plan.batch_size
+    optimizer = make_optimizer(model, rate, noise_std=std)
+    private = make_private(
+        model, optimizer, materials.training_tensors(), loss, batch_size=plan.batch_size,
+        steps=plan.steps, seed=0, clip_norm=settings.clip_norm,
+        noise_multiplier=plan.noise_multiplier, n_records=materials.dataset.n_records,
+        max_microbatch=settings.max_microbatch, **options,
+    )  # fmt: skip
+    return loss, private, optimizer
+
+
+def sst2(train: str, epsilon: float, base: Path, out: Path, device: str, *, rate: float) -> dict:
+    """Fine-tune on SST-2; return the facts that count."""
+    run, recipe = (
+        out / f"sst2-{train}-{epsilon}",
+        sst2_recipe(train, epsilon, base, device, rate=rate),
+    )
+    facts = finetune(recipe, run, root=out, on_progress=_shown)
     twin = facts.utility.non_private
     return {
         "epsilon": facts.epsilon,
@@ -81,64 +146,69 @@ def sst2(train: str, epsilon: float, out: Path) -> dict:
         "steps": facts.steps,
         "batch": facts.hyperparameters["batch_size"],
         "noise": facts.hyperparameters["noise_multiplier"],
+        "training": facts.seconds,
+        "curve": [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()],
     }
 
 
-def head(out: Path) -> dict:
+def _shown(progress) -> None:
+    if progress.is_measured:
+        shown = {name: round(value, 4) for name, value in progress.metric.items()}
+        print(progress.step, progress.steps, shown, flush=True)
+
+
+def head(base: Path, out: Path, device: str) -> dict:
     """Return the accuracy of a logistic regression on the decoder's last hidden state."""
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
     from transformers import AutoModel, AutoTokenizer
 
-    model, tokenizer = AutoModel.from_pretrained(out / "base"), AutoTokenizer.from_pretrained(
-        out / "base"
-    )  # fmt: skip
+    model = AutoModel.from_pretrained(base, dtype=torch.float32).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(base)
 
     def features(name: str) -> tuple[np.ndarray, np.ndarray]:
         lines = (out / name).read_text(encoding="utf-8").splitlines()[1:]
         labels, texts = zip(*(line.split("\t") for line in lines), strict=True)
         ids = np.full((len(texts), LENGTH), tokenizer.pad_token_id)
         last = np.zeros(len(texts), int)
-        for row, text in enumerate(texts):
-            body = tokenizer(text, add_special_tokens=False)["input_ids"][: LENGTH - 2]
-            tokens = [tokenizer.bos_token_id, *body, tokenizer.eos_token_id]
+        for row, body in enumerate(tokenizer(list(texts), add_special_tokens=False)["input_ids"]):
+            tokens = [tokenizer.bos_token_id, *body[: LENGTH - 2], tokenizer.eos_token_id]
             ids[row, : len(tokens)], last[row] = tokens, len(tokens) - 1
         parts = []
         with torch.no_grad():
             for start in range(0, len(ids), 512):
-                hidden = model(torch.from_numpy(ids[start : start + 512])).last_hidden_state
+                part = torch.from_numpy(ids[start : start + 512]).to(device)
+                hidden = model(part, attention_mask=torch.ones_like(part)).last_hidden_state
                 rows = torch.arange(len(hidden))
-                parts.append(hidden[rows, torch.from_numpy(last[start : start + 512])])
+                parts.append(hidden[rows, torch.from_numpy(last[start : start + 512])].cpu())
         return torch.cat(parts).numpy(), np.array(labels)
 
     x, y = features("sst2.tsv")
-    found = LogisticRegression(max_iter=500).fit(x, y)
+    found = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(x, y)
     return {"accuracy": float(found.score(*features("sst2_dev.tsv")))}
 
 
-def e2e(out: Path) -> dict:
+def e2e(base: Path, out: Path, device: str) -> dict:
     """Fine-tune on E2E with canaries, private and not; return perplexities, samples, exposures."""
+    run = out / "e2e-8"
     recipe = Recipe.from_dict(
         {
             "method": "finetune",
             "name": "e2e",
-            "text": {
-                "path": "e2e_dev.jsonl",
-                "public_test": "e2e_test.jsonl",
-                "text": "ref",
-                "prompt": "mr",
-                "length": 72,
-                "is_public": True,
-            },
-            "language_model": {"path": "base"},
-            "finetune": {"epochs": 3, "max_microbatch": 256},
-            "canaries": {"count": 10, "repeats": 16, "references": 200},
+            "text": {"path": "e2e_dev.jsonl", "public_test": "e2e_test.jsonl", "text": "ref",
+                     "prompt": "mr", "length": 112, "is_public": True},
+            "language_model": {"path": str(base.resolve()), "bf16": device == "cuda"},
+            "finetune": {"epochs": 20.0, "batch_size": 512, "learning_rate": 1e-3,
+                         "max_microbatch": 640 if device == "cuda" else 64},
+            # Each canary is one record, so epsilon 8 holds for it.
+            "canaries": {"count": CANARIES, "repeats": 1, "references": 500},
             "samples": {"count": 2, "prompts": ["name[blue spice], eattype[pub], area[riverside]"]},
             "privacy": {"epsilon": 8.0, "delta": 1e-5},
-            "run": {"baseline_steps": 3000, "baseline_rate": 2e-3},
+            "run": {"device": device, "seed": 0, "baseline_steps": 3000, "baseline_rate": 1e-3},
         }
-    )
-    run = out / "e2e-8"
-    facts = finetune(recipe, run, root=out)
+    )  # fmt: skip
+    facts = finetune(recipe, run, root=out, on_progress=_shown)
     return {
         "epsilon": facts.epsilon,
         "perplexity": facts.utility.mean,
@@ -148,89 +218,144 @@ def e2e(out: Path) -> dict:
         "steps": facts.steps,
         "batch": facts.hyperparameters["batch_size"],
         "noise": facts.hyperparameters["noise_multiplier"],
+        "records": facts.n_records,
+        "training": facts.seconds,
     }
 
 
-def write(found: dict) -> None:
+def step_time(base: Path, out: Path, device: str) -> dict:
+    """Return the time of a step of `finetune` over that of `private.step` on the same model.
+
+    The second loop calls `make_private` with the same settings on the same model, records, loss
+    and optimizer, as a user would. Steps alternate, so that both see the same machine.
+    """
+    materials, _, plan = _planned(sst2_recipe("full", 8, base, device), out)
+    plan = plan._replace(steps=60)
+    ours = FinetuneLoop(
+        materials, noise_multiplier=plan.noise_multiplier, steps=plan.steps, ledger=Ledger(),
+        also=(), seed=0,
+    )  # fmt: skip
+    _, theirs, _ = _make_private(materials, materials.model(0), plan, 1e-3)
+    times: dict[str, list[float]] = {"finetune": [], "private.step": []}
+    loop, lots = ours.steps(), iter(theirs)
+    for _ in range(14):
+        times["finetune"].append(_seconds(lambda: next(loop), device))
+        times["private.step"].append(_seconds(lambda: theirs.step(next(lots)), device))
+    kept = {name: sorted(seconds[4:]) for name, seconds in times.items()}
+    medians = {name: float(np.median(seconds)) for name, seconds in kept.items()}
+    ratio = medians["finetune"] / medians["private.step"]
+    return {"ratio": ratio, "milliseconds": {n: 1e3 * t for n, t in medians.items()}}
+
+
+def _seconds(run, device: str) -> float:
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def write(found: dict, base: Path) -> None:
     """Write the results of the pieces that are there."""
-    curve = found.get("pretraining", {})
+    pretraining = base / "pretraining.json"
+    told = words(json.loads(pretraining.read_text())) if pretraining.is_file() else "unknown"
     intro = (
-        "In miniature, on one CPU core beside other work: not the 12-million decoder, the full "
-        f"67,349 sentences or a GPU. Decoder: {curve.get('what', 'not trained yet')}. "
-        f"SST-2: {RECORDS:,} of the 67,349 training sentences, {EPOCHS} epochs, {LENGTH} tokens, "
-        "accuracy on the 872 dev sentences (standard error about 1.3 points), delta 1e-5, one seed."
+        f"Decoder, pretrained on public text (`benchmarks/_public_text.py`): {told}. SST-2: "
+        f"{found.get('records', 0):,} training sentences, {EPOCHS} epochs, {LENGTH} tokens, "
+        "accuracy on the 872 dev sentences (standard error about 1.3 points), delta 1e-5, one seed "
+        f"each. {SETTINGS}"
     )
-    blocks, base = [intro], found.get("head", {}).get("accuracy")
-    rows = []
-    for train, epsilon in RUNS:
+    blocks = [intro, _sst2_table(found)]
+    if "e2e" in found:
+        blocks += _e2e_blocks(found["e2e"])
+    if "step" in found:
+        one = found["step"]["milliseconds"]
+        blocks.append(
+            "## Time of a step\n\nFull fine-tuning on SST-2, lots of "
+            f"{BATCH:,}: {one['finetune']:.1f} ms by `finetune`, {one['private.step']:.1f} ms by "
+            f"`private.step` on the same model, ratio {found['step']['ratio']:.3f} (medians of 10 "
+            "steps of each, in turn)."
+        )
+    results.write(
+        "finetune", "Private fine-tuning", ("tacit", "torch", "transformers", "peft"), *blocks
+    )
+
+
+def _sst2_table(found: dict) -> str:
+    header = ("trained", "epsilon", "linear head", "private", "without privacy", "gap closed",
+              "plan", "seconds")  # fmt: skip
+    base, rows = found.get("head", {}).get("accuracy"), []
+    for train, epsilon in sorted(RUNS):
         one, eight = found.get(f"sst2-{train}-{epsilon}"), found.get(f"sst2-{train}-8")
         if one is None or eight is None or base is None:
-            rows.append((train, epsilon, *["not run"] * 5))
+            rows.append((train, epsilon, *["not run"] * 6))
             continue
         share = (one["accuracy"] - base) / (eight["plain"] - base)
-        rows.append((train, epsilon, f"{base:.1%}", f"{one['accuracy']:.1%}",
+        rows.append((train, f"{one['epsilon']:.3f}", f"{base:.1%}", f"{one['accuracy']:.1%}",
                      f"{eight['plain']:.1%}", f"{share:.0%}",
-                     f"{one['batch']:,} x {one['steps']}, noise {one['noise']:.3f}"))  # fmt: skip
-    blocks.append("## SST-2\n\n" + results.table(
-        ("trained", "epsilon", "linear head", "private", "without privacy", "gap closed", "plan"),
-        rows,
-    ))  # fmt: skip
-    if "e2e" in found:
-        one = found["e2e"]
-        blocks.append(
-            f"## E2E\n\n4,672 records of the dev part, 3 epochs, epsilon {one['epsilon']:.2f}: "
-            f"perplexity of reference tokens on 300 test records {one['perplexity']:.2f}, without "
-            f"privacy {one['plain']:.2f} (batch {one['batch']}, {one['steps']} steps, noise "
-            f"{one['noise']:.3f})."
-        )
-        rows = [(s["prompt"], s["text"].replace("|", "/")) for s in one["samples"]]
-        blocks.append(results.table(("prompt", "sample of the private model"), rows))
-        canaries = one["exposure"]
-        rows = [(name, f"{v['mean']:.2f}", f"{max(v['bits']):.2f}", f"{v['p_value']:.2g}")
-                for name, v in canaries["models"].items()]  # fmt: skip
-        blocks.append(
-            f"## Canaries\n\n10 secrets of 6 digits, {canaries['repeats']} times each, among the "
-            f"E2E records; rank among {canaries['references']} references. Chance is "
-            f"{canaries['chance']:.2f} bits on average; the most is log2(201) = 7.65.\n\n"
-            + results.table(("model", "mean exposure", "largest", "p-value"), rows)
-        )
-    results.write("finetune", "Private fine-tuning in miniature",
-                  ("tacit", "torch", "transformers", "peft"), *blocks)  # fmt: skip
+                     f"{one['batch']:,} x {one['steps']}, noise {one['noise']:.3f}",
+                     f"{one['training']:.0f}"))  # fmt: skip
+    tried = [f"{train}: " + ", ".join(f"{rate} {value:.1%}" for rate, value in
+             found[f"trials-{train}"]["accuracy"].items())
+             for train in RATES if f"trials-{train}" in found]  # fmt: skip
+    more = f"\n\nHeld-out accuracy by learning rate: {'; '.join(tried)}." if tried else ""
+    return "## SST-2\n\n" + results.table(header, rows) + more
+
+
+def _e2e_blocks(one: dict) -> list[str]:
+    rows = [(s["prompt"], s["text"].replace("|", "/").replace("\n", " ")) for s in one["samples"]]
+    canaries = one["exposure"]
+    exposed = [(name, f"{v['mean']:.2f} ± {v['error_at_chance']:.2f}", f"{max(v['bits']):.2f}",
+                f"{v['p_value']:.2g}") for name, v in canaries["models"].items()]  # fmt: skip
+    return [
+        f"## E2E\n\n{one['records']:,} records of the dev part and canaries, epsilon "
+        f"{one['epsilon']:.2f}: perplexity of reference tokens on 300 test records "
+        f"{one['perplexity']:.2f}, without privacy {one['plain']:.2f} (batch {one['batch']}, "
+        f"{one['steps']} steps, noise {one['noise']:.3f}).",
+        results.table(("prompt", "sample of the private model"), rows),
+        f"## Canaries\n\n{CANARIES} secrets of 6 digits among the E2E records, each of them "
+        f"{canaries['repeats']} time(s), so that epsilon is that of a canary; rank among "
+        f"{canaries['references']} references. Chance is {canaries['chance']:.2f} bits on average, "
+        f"with the standard error behind ±; the most is "
+        f"{np.log2(canaries['references'] + 1):.2f}.",
+        results.table(("model", "mean exposure", "largest", "p-value of nothing learned"), exposed),
+    ]
 
 
 def main() -> None:
     """Do the pieces that are missing, until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("packages", type=Path)
+    parser.add_argument("base", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--most", type=int, help="training records; default all")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    end, out = time.monotonic() + given.seconds, given.out
-    (out / "base").mkdir(parents=True, exist_ok=True)
-    if not (out / "sst2.tsv").is_file():
-        prepare(given.data, out)
+    end, base, out, device = time.monotonic() + given.seconds, given.base, given.out, given.device
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "e2e_test.jsonl").is_file():
+        prepare(given.data, out, most=given.most)
     path = out / "results.json"
     found = json.loads(path.read_text()) if path.is_file() else {}
-    pieces = {"head": lambda: head(out)}
-    pieces |= {f"sst2-{t}-{e}": lambda t=t, e=e: sst2(t, e, out) for t, e in RUNS[:2]}
-    pieces["e2e"] = lambda: e2e(out)
-    pieces |= {f"sst2-{t}-{e}": lambda t=t, e=e: sst2(t, e, out) for t, e in RUNS[2:]}
-    if "pretraining" not in found:
-        left = end - time.monotonic()
-        words = pretrain(given.data, given.packages, out / "base", seconds=left, total=PRETRAINING)
-        if words is None:
-            return
-        found["pretraining"] = {"what": words}
-        path.write_text(json.dumps(found))
+    found["records"] = len((out / "sst2.tsv").read_text(encoding="utf-8").splitlines()) - 1
+    pieces = {"step": lambda: step_time(base, out, device), "head": lambda: head(base, out, device)}
+    for train in RATES:
+        pieces[f"trials-{train}"] = lambda t=train: trials(t, base, out, device)
+    for train, epsilon in RUNS:
+        pieces[f"sst2-{train}-{epsilon}"] = lambda t=train, e=epsilon: sst2(
+            t, e, base, out, device, rate=found[f"trials-{t}"]["rate"]
+        )
+    pieces["e2e"] = lambda: e2e(base, out, device)
     for name, piece in pieces.items():
-        if name not in found and time.monotonic() < end:
-            began = time.process_time()
-            found[name] = piece() | {"seconds": round(time.process_time() - began, 1)}
+        is_wanted = not given.only or name in given.only
+        if is_wanted and name not in found and time.monotonic() < end:
+            began = time.monotonic()
+            found[name] = piece() | {"seconds": round(time.monotonic() - began, 1)}
             path.write_text(json.dumps(found, indent=1))
-            print(name, found[name], flush=True)
-    write(found)
+            print(name, {k: v for k, v in found[name].items() if k != "curve"}, flush=True)
+    write(found, base)
 
 
 if __name__ == "__main__":

@@ -197,12 +197,17 @@ def summaries_of(settings: FeatureSettings, n_records: int) -> dict[str, PaidSum
 
 
 def prepare(
-    dataset: Dataset, settings: FeatureSettings, *, release: Release, cache: Path | None = None
+    dataset: Dataset,
+    settings: FeatureSettings,
+    *,
+    release: Release,
+    cache: Path | None = None,
+    device: str = "cpu",
 ) -> Prepared:
     """Transform the training and the test records by the features of the recipe.
 
     `release` is called once for each paid summary and returns its noisy value. `cache` is a folder
-    that keeps scattering features between runs; it holds private values.
+    that keeps scattering features between runs; it holds private values. `device` computes them.
     """
     needed = summaries_of(settings, dataset.n_records)
     kept: dict[str, np.ndarray] = {}
@@ -211,7 +216,7 @@ def prepare(
     if is_projected:
         x_train, x_test = (_scaled_rows(x) for x in (x_train, x_test))
     elif settings.kind == "scattering":
-        x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
+        x_train, x_test = (_scattered(x, settings, cache, device) for x in (x_train, x_test))
     if "mean" in needed:
         kept["mean"] = release("mean", needed["mean"], x_train)
         x_train, x_test = x_train - kept["mean"], x_test - kept["mean"]
@@ -306,7 +311,9 @@ def cache_folder() -> Path:
     return Path(home) / "tacit" / "features"
 
 
-def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
+def _scattered(
+    images: np.ndarray, settings: FeatureSettings, cache: Path | None, device: str
+) -> np.ndarray:
     """Return normalized scattering features of `images`, (records, channels, side, side).
 
     With `even_noise_multiplier` they are (records, inputs), in the order of `by_frequency`. They
@@ -314,7 +321,7 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
     """
     from tacit.experiments.scattering import ScatteringFeatures  # needs torch
 
-    transform = ScatteringFeatures(settings, images.shape[1:])
+    transform = ScatteringFeatures(settings, images.shape[1:], device)
 
     def fill(features: np.ndarray) -> np.ndarray:
         for start in range(0, len(images), _IMAGES):

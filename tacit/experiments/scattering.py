@@ -113,8 +113,11 @@ class Scattering:
 class ScatteringFeatures:
     """The scattering and the normalizations of the recipe, for images of one shape."""
 
-    def __init__(self, settings: FeatureSettings, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, settings: FeatureSettings, shape: tuple[int, ...], device: str = "cpu"
+    ) -> None:
         self.settings = settings
+        self.device = device
         self.scattering = Scattering(settings.scales, settings.angles)
         self.planes = shape[0] if len(shape) == 3 else 1
         channels = self.planes * self.scattering.paths
@@ -132,11 +135,14 @@ class ScatteringFeatures:
         self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
         free = settings.pool, settings.log_scale, settings.groups, settings.contrast
         self.label = f"{self.scattering}|{free}|{self.is_flat}"
+        if device != "cpu":  # devices round in different ways
+            self.label += f"|{device}"
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Return the features (records, *shape) of `images`, each of them by itself."""
         settings, scattering, n = self.settings, self.scattering, len(images)
-        features = avg_pool2d(scattering(torch.from_numpy(images)), settings.pool)
+        features = scattering(torch.from_numpy(images).to(self.device))
+        features = avg_pool2d(features, settings.pool)
         if settings.log_scale:
             # 0 and 1 stay what they are: features of images in [0, 1] stay in that range.
             features = (features / settings.log_scale).log1p() / log1p(1 / settings.log_scale)
@@ -146,10 +152,10 @@ class ScatteringFeatures:
         if settings.contrast:
             planes = contrast_normalize(planes, scattering.orders)
         if not self.is_flat:
-            return planes.reshape(n, *self.shape).numpy()
+            return planes.reshape(n, *self.shape).cpu().numpy()
         found = by_frequency(planes, scattering).unflatten(0, (n, self.planes))
         return (
-            found.transpose(1, 2).flatten(1).numpy()
+            found.transpose(1, 2).flatten(1).cpu().numpy()
         )  # the coarsest frequencies of all planes first
 
 

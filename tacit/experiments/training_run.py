@@ -52,6 +52,7 @@ from tacit.experiments.training_loop import (
     features_events,
     noise_multiplier,
     noise_saving,
+    require_device,
     sampling_in_words,
     tensors,
     train_baseline,
@@ -311,7 +312,11 @@ class Session:
         """Return the model in private training, with its features released and paid for."""
         recipe = self.recipe
         self.prepared = prepare(
-            self.dataset, recipe.features, release=self._release, cache=self.cache
+            self.dataset,
+            recipe.features,
+            release=self._release,
+            cache=self.cache,
+            device=require_device(recipe).type,
         )
         self.summaries = {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()}
         return TrainingLoop(

@@ -73,7 +73,8 @@ from tacit.text.trained_weights import TrainedWeights
 from tacit.training import AdamBC, Banded, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
-_TWIN_BATCH = 32
+_LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
+_LEAST_TWIN_BATCH, _TWIN_STEPS = 32, 512  # records in a step of the twin; steps of an epoch
 _TWIN_ROWS = 10  # rows of metrics of the twin
 
 
@@ -248,7 +249,10 @@ class FinetuneLoop:
         self.materials, self.also = materials, also
         self.model = materials.model(seed)
         self.loss = materials.loss(self.model)
-        self.optimizer = make_optimizer(self.model, settings.learning_rate or 1e-3)
+        noise_std = noise_multiplier * settings.clip_norm / plan.chosen.batch_size
+        self.optimizer = make_optimizer(
+            self.model, settings.learning_rate or 1e-3, noise_std=noise_std
+        )
         self.trained = TrainedWeights(self.model)
         self._is_averaged = plan.bands > 1
         self.private = make_private(
@@ -303,9 +307,15 @@ class FinetuneLoop:
             yield self.model
 
 
-def make_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """Return Adam, corrected for the noise, for the trainable weights of a model."""
-    return AdamBC([p for p in model.parameters() if p.requires_grad], lr=rate)
+def make_optimizer(model: nn.Module, rate: float, *, noise_std: float) -> torch.optim.Optimizer:
+    """Return Adam, corrected for the noise, for the trainable weights of a model.
+
+    A weight of which nothing but noise is seen moves as by Adam: the floor of its second moment is
+    the noise's variance. So steps do not depend on the scale of gradients, which clip norm and
+    batch size set.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    return AdamBC(weights, lr=rate, floor=max(noise_std**2, _LEAST_FLOOR))
 
 
 def next_logits(loop: FinetuneLoop) -> Callable[[Tensor], Tensor]:
@@ -478,20 +488,21 @@ class FinetuneSession(Session):
         optimizer = torch.optim.AdamW(weights, lr=run.baseline_rate)
         generator = torch.Generator().manual_seed(self.init)
         epochs = self.recipe.finetune.epochs
-        steps = min(run.baseline_steps, math.ceil(epochs * len(ids) / _TWIN_BATCH))
+        size = max(_LEAST_TWIN_BATCH, len(ids) // _TWIN_STEPS)
+        steps = min(run.baseline_steps, math.ceil(epochs * len(ids) / size))
         rows: list[Metric] = []
         order = torch.empty(0, dtype=torch.int64)
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = run.baseline_rate * (1 - (step - 1) / steps)
-            if (start := (step - 1) * _TWIN_BATCH % len(ids)) < _TWIN_BATCH:
+            if (start := (step - 1) * size % len(ids)) < size:
                 order = torch.randperm(len(ids), generator=generator)
-            batch = order[start : start + _TWIN_BATCH].to(ids.device)
+            batch = order[start : start + size].to(ids.device)
             optimizer.zero_grad()
             self._own.loss(model, (ids[batch], targets[batch])).mean().backward()
             optimizer.step()
             if step % max(1, steps // _TWIN_ROWS) == 0 or step == steps:
-                row: Metric = {"step": step, "epoch": round(step * _TWIN_BATCH / len(ids), 4)}
+                row: Metric = {"step": step, "epoch": round(step * size / len(ids), 4)}
                 if dataset.is_test_public:
                     with evaluating(model):
                         found = score(model, self._own.loss, dataset.x_test, dataset.y_test)

@@ -216,7 +216,7 @@ def test_bfloat16_and_checkpointing(root, tmp_path, train):
 
 
 def test_an_adapter_that_is_not_trained_stops_the_run(root, tmp_path, monkeypatch):
-    def other(model, rate):
+    def other(model, rate, **_):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return torch.optim.SGD([p for n, p in named if "lora_A" not in n], lr=rate)
 
@@ -230,7 +230,7 @@ def test_an_optimizer_that_ignores_its_weights_stops_the_run(root, tmp_path, mon
         def step(self, closure=None):
             return None
 
-    def idle(model, rate):
+    def idle(model, rate, **_):
         return Idle([p for p in model.parameters() if p.requires_grad], lr=rate)
 
     monkeypatch.setattr(finetune_run, "make_optimizer", idle)

@@ -195,16 +195,10 @@ def _(
 
 
 def _instance_tiles(outputs: int, K: int, T: int, item_size: int) -> tuple[int, int, int, int, int]:
-    """Return the launch settings (tiles of outputs, patch values and positions, warps, stages)."""
-    most = (64, 64, 64, 4, 3) if item_size == 4 else INSTANCE_TILES
-    tiles = (tile_for(size, most[i]) for i, size in enumerate((outputs, K, T)))
-    return (*tiles, *most[3:])
+    """Return the launch settings (tiles of outputs, patch values and positions, warps, stages).
 
-
-INSTANCE_TILES = (
-    64,
-    64,
-    64,
-    4,
-    3,
-)  # of 2-byte numbers: most outputs, values, positions; warps, stages
+    Those of 2-byte numbers were fastest on an H200, for 256 examples of 16 views.
+    """
+    most = (64, 64, 64) if item_size == 4 else (128, 128, 64)
+    tiles = (tile_for(size, limit) for size, limit in zip((outputs, K, T), most, strict=True))
+    return (*tiles, 4, 3)
