@@ -24,7 +24,7 @@ from tacit.accounting import GDP, calibrate
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
 from tacit.ledger import Ledger
-from tacit.mechanisms import Rng, generator
+from tacit.mechanisms import GaussianMechanism, Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.ledger_file import LedgerFile
 from tacit.regression.sklearn_callers import refuse_learning_steps, warn_of_repeated_fits
@@ -288,6 +288,23 @@ def gaussian_shares(
         (factor if replaced else 1.0) / (mu * math.sqrt(share / total))
         for share, factor in zip(shares, replace_factors, strict=True)
     )
+
+
+def gaussian_mechanisms(
+    *releases: tuple[float, float, int], **budget: Unpack[BudgetTerms]
+) -> list[GaussianMechanism]:
+    """Return mechanisms of sensitivity 1 whose releases together cost the budget.
+
+    Each of `releases` is its share of the budget, its replace factor (see `gaussian_shares`), and
+    how often the release is made.
+    """
+    shares, factors, repeats = zip(*releases, strict=True)
+    return [
+        GaussianMechanism(noise * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
+        for noise, factor, n in zip(
+            gaussian_shares(shares, factors, **budget), factors, repeats, strict=True
+        )
+    ]
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:

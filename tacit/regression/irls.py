@@ -28,7 +28,7 @@ from scipy.special import expit, softmax
 from tacit._arrays import Floats, Indices
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.newton import (
     Solver,
     Uncertainty,
@@ -145,22 +145,16 @@ def plan_irls(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     root = math.sqrt(2.0)
     has_errors = n_classes == 2 and not hides_intervals(n_features, whole, n_records)
-    releases = [  # share of the budget, how much more a replaced record changes, repetitions
-        (_TOTAL_SHARE * is_weighted, 1.0, 1),
+    mechanisms = gaussian_mechanisms(
+        *[(_TOTAL_SHARE, 1.0, 1)] * is_weighted,
         (_GRAM_SHARE, root, 1),
         (_NORMS_SHARE, root, 1),
         (_EARLY_SHARE, 2.0, _EARLY_STEPS),
         (_HESSIAN_SHARE, root, 1),
         (_GRADIENT_SHARE, 2.0, _STEPS),
-        (_ERRORS_SHARE * has_errors, root, 1),
-    ]
-    made = [release for release in releases if release[0]]
-    shares, factors, repeats = zip(*made, strict=True)
-    noise = gaussian_shares(shares, factors, **budget)
-    mechanisms = [
-        GaussianMechanism(multiplier * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
-    ]
+        *[(_ERRORS_SHARE, root, 1)] * has_errors,
+        **budget,
+    )
     total = mechanisms.pop(0) if is_weighted else None
     errors = mechanisms.pop() if has_errors else None
     least, most = residual_bounds(n_classes)
@@ -371,7 +365,7 @@ def _release_errors(
     # covariance of its derivative, but with the square of the factor of each row.
     expected = records.mean_factor * solver.hessian
     doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
-    solver.refine(curvature * hessian, curvature * noise_std, doubt)
+    solver.refine(curvature * hessian, curvature * noise_std, doubt, records.expected)
     square = (clip / _SQUARES) ** 2
     return combine_squares(expected, square * squares, square * noise_std, _SQUARES_DOUBT)
 

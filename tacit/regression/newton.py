@@ -29,7 +29,7 @@ from scipy.special import ndtr
 from tacit._arrays import Floats
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
@@ -47,7 +47,8 @@ _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of ro
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
-_RESOLVED = 0.9
+_RESOLVED = 0.6
+_SHRUNK = 0.75  # share of James and Stein's shrinking of matrices, see `shrink`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
@@ -164,16 +165,18 @@ def plan_newton(
     size = n_features + 1
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
-    shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM)
     has_errors = not hides_intervals(n_features, whole, n_records)
-    last = (1 - math.fsum(shares) - _ERRORS * has_errors, *[_ERRORS] * has_errors)
-    factors = (2.0, *[math.sqrt(2.0)] * 3, 2.0, *[math.sqrt(2.0)] * has_errors)
-    noise = list(gaussian_shares((*shares, *last), factors, **budget))
-    noise[4] *= math.sqrt(_STEPS)
-    mechanisms = [
-        GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, factor in zip(noise, factors, strict=True)
-    ]
+    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, _ERRORS * has_errors))
+    root = math.sqrt(2.0)
+    mechanisms = gaussian_mechanisms(
+        (mean, 2.0, 1),
+        (_FIRST_GRAM, root, 1),
+        (_NORMS_SHARE, root, 1),
+        (_SECOND_GRAM, root, 1),
+        (1 - others, 2.0, _STEPS),
+        *[(_ERRORS, root, 1)] * has_errors,
+        **budget,
+    )
     square = math.sqrt(_NOISE_EXCESS) * n_records / (whole * size)
     residual_clip = float(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
@@ -226,7 +229,8 @@ def fit_newton(
     noise_std = bound * plan.second_gram.noise_std / total
     constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
     start, hessian = records.model(constant), from_triangle(noisy, records.size)
-    solver = Solver(*shrink(hessian, noise_std), whitening, start, penalty)
+    expected = records.expected
+    solver = Solver(*shrink(hessian, noise_std, expected), whitening, start, penalty)
     spread = ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
@@ -254,7 +258,11 @@ def fit_newton(
         share = spread.inside(clip) / records.mean_factor
         gram, reach = solver.hessian, records.reach
         doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
-        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt)
+        # Long rows have smaller factors than most, and weigh more in the Gram matrix.
+        rise = 1 / records.mean_factor
+        solver.refine(
+            reach * errors.hessian / share, reach * errors.noise_std / share, doubt, expected, rise
+        )
         # Residuals r that do not depend on the features have gradients of covariance
         # E[r^2] gram / n.
         meat = combine_squares(
@@ -450,10 +458,10 @@ class Solver:
         whitening: Floats,
         start: Floats,
         penalty: Penalty | None = None,
-        resolved: float = _RESOLVED,
+        resolved: float | None = None,
     ) -> None:
         self._start, self._penalty, self._whitening = start, penalty, whitening
-        self._least = resolved
+        self._least = _RESOLVED if resolved is None else resolved
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
@@ -479,14 +487,23 @@ class Solver:
             self.hessian + self._damping * np.eye(size),
         )
 
-    def refine(self, hessian: Floats, noise_std: float, doubt: float) -> None:
+    def refine(
+        self,
+        hessian: Floats,
+        noise_std: float,
+        doubt: float,
+        expected: Floats,
+        rise: float = 1.0,
+    ) -> None:
         """Combine the Hessian with a second one, released at the last model, and solve again.
 
         `doubt` is the standard deviation of what the first one may be off besides its noise,
         relative to its mean eigenvalue.
         """
-        found, std = combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)
-        self._use(*shrink(found, std))
+        found, std = combine(
+            rise * self.hessian, rise * self._hessian_std, hessian, noise_std, doubt
+        )
+        self._use(*shrink(found, std, expected))
         self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
@@ -622,19 +639,20 @@ def combine(
     return first + weight * (second - first), math.sqrt(weight) * second_std
 
 
-def shrink(matrix: Floats, noise_std: float) -> tuple[Floats, float]:
-    """Return a released matrix with its eigenvalues moved towards their mean, and its new std.
+def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, float]:
+    """Return a released matrix moved towards a multiple of the `expected` one, and its new std.
 
     Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
-    The rule of James & Stein 1961 takes off the share of the spread that noise explains. Half of
-    this is taken off, because an interval is rather too long than too short. A matrix released by
-    `triangle` has size (size + 1) / 2 noisy entries, one of which is the trace.
+    The rule of James & Stein 1961 takes off the share of the distance to the expected matrix that
+    noise explains. Half of this is taken off, because an interval is rather too long than too
+    short. A matrix released by `triangle` has size (size + 1) / 2 noisy entries, one of which is
+    used for the multiple.
     """
     size = len(matrix)
-    mean = float(np.trace(matrix)) / size * np.eye(size)
+    mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
     spread = float(np.sum((matrix - mean) ** 2))
     noise = noise_std**2 * (size * (size + 1) // 2 - 1)
-    kept = 1 - min(noise / max(spread, 1e-300), 1.0) / 2
+    kept = 1 - _SHRUNK * min(noise / max(spread, 1e-300), 1.0)
     return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 

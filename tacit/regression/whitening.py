@@ -37,6 +37,8 @@ class WhitenedRows:
     factors: Floats
     """By what a row is multiplied to clip it."""
     whitening: Floats
+    expected: Floats
+    """Mean of u u' over whole rows u, as the Gram matrix that whitens them says."""
     limit: float
     mean_factor: float
     """Released estimate of the mean of `factors`, rather too large."""
@@ -126,9 +128,10 @@ def whiten(
     the released sum of weights. `widest` limits the norm of clipped rows, relative to their root
     mean square.
     """
-    whitening, typical = _release_whitening(
+    whitening, expected = _release_whitening(
         shrunk, gram, rate * total, rng, fit_intercept=fit_intercept
     )
+    typical = math.sqrt(max(float(np.trace(expected)), 1.0))
     lengths = rows.norms(whitening)
     level, mean_factor, reach = _release_limit(lengths / typical, norms, widest, n_records, rng)
     limit = level * typical
@@ -138,6 +141,7 @@ def whiten(
         weights=weights,
         factors=limit / np.maximum(lengths, limit),
         whitening=whitening,
+        expected=expected,
         limit=limit,
         mean_factor=mean_factor,
         reach=reach,
@@ -159,8 +163,8 @@ def _release_whitening(
     rng: Rng,
     *,
     fit_intercept: bool,
-) -> tuple[Floats, float]:
-    """Return a matrix that whitens the rows, and the root mean square of their norms after that.
+) -> tuple[Floats, Floats]:
+    """Return a matrix that whitens the rows, and the mean of u u' over rows u after that.
 
     The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
     of the noise is added. Without an intercept the first row of the matrix is 0, and it has one
@@ -175,9 +179,9 @@ def _release_whitening(
     noise = triangle_noise(bound * mechanism.noise_std, size) / total
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
     raised = values + min(noise, bound / 2)
-    mean_square = max(float((values / raised).sum()), 1.0)
     whitening = (vectors / np.sqrt(raised)) @ vectors.T
-    return np.pad(whitening, ((first, 0), (0, 0))), math.sqrt(mean_square)
+    expected = (vectors * (values / raised)) @ vectors.T
+    return np.pad(whitening, ((first, 0), (0, 0))), expected
 
 
 def _release_limit(
