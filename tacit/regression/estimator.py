@@ -9,6 +9,7 @@ so the event that is paid and the noise that is drawn come from one object.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
@@ -307,6 +308,7 @@ def gaussian_mechanisms(
     ]
 
 
+@lru_cache(maxsize=64)
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier at which a Gaussian release is (`epsilon`, `delta`)-DP.
 

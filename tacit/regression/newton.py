@@ -55,6 +55,7 @@ _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undet
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.3
 """How far matrices are assumed to be off, relative to them, if residuals depend on features."""
+_NOISY = 0.3  # share of noise from which shrinking is more cautious, see `NewtonPlan.caution`
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 
@@ -97,6 +98,10 @@ class NewtonPlan:
     """Limit of the residuals, relative to their standard deviation."""
     widest_clip: float
     """Upper end of that limit. Residuals are in [-2, 2], but noise may overstate their spread."""
+    caution: float
+    """What the variance of a model counts for, relative to its error, in the choice of a ridge. It
+    is 2 by Mallows' rule, and up to 4 if noise hides most of the model: the ridge that seems best
+    is then often one that fits the noise."""
     method: ClassVar[str] = "gradient"
 
     @property
@@ -189,6 +194,7 @@ def plan_newton(
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
         residual_clip=residual_clip,
         widest_clip=1.0 if residual_clip == _TIGHTEST_RESIDUALS else 2.0,
+        caution=2 + 2 * float(np.clip(whole * size / n_records - _NOISY, 0, 1)),
     )
 
 
@@ -229,9 +235,8 @@ def fit_newton(
     noise_std = bound * plan.second_gram.noise_std / total
     constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
     start, hessian = records.model(constant), from_triangle(noisy, records.size)
-    expected = records.expected
-    solver = Solver(*shrink(hessian, noise_std, expected), whitening, start, penalty)
-    spread = ResidualSpread()
+    solver = Solver(*shrink(hessian, noise_std, records.expected), records, start, penalty)
+    solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
     clip = clipped_square = share = 1.0
@@ -260,9 +265,7 @@ def fit_newton(
         doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
         # Long rows have smaller factors than most, and weigh more in the Gram matrix.
         rise = 1 / records.mean_factor
-        solver.refine(
-            reach * errors.hessian / share, reach * errors.noise_std / share, doubt, expected, rise
-        )
+        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt, rise)
         # Residuals r that do not depend on the features have gradients of covariance
         # E[r^2] gram / n.
         meat = combine_squares(
@@ -455,19 +458,19 @@ class Solver:
         self,
         hessian: Floats,
         noise_std: float,
-        whitening: Floats,
+        records: WhitenedRows,
         start: Floats,
         penalty: Penalty | None = None,
-        resolved: float | None = None,
     ) -> None:
-        self._start, self._penalty, self._whitening = start, penalty, whitening
-        self._least = _RESOLVED if resolved is None else resolved
+        self._start, self._penalty = start, penalty
+        self._whitening, self._expected = records.whitening, records.expected
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
         self.anchor: Anchor | None = None
+        self.caution, self._least_ridge = 2.0, 0.0
         self._optimism, self._fitted = 0.0, 1.0
         self._use(hessian, noise_std)
 
@@ -479,7 +482,7 @@ class Solver:
         self.hessian: Floats = (vectors * self._values) @ vectors.T
         self._hessian_std = noise_std
         noise = triangle_noise(noise_std, size)
-        self._resolved = self._values > self._least * noise
+        self._resolved = self._values > _RESOLVED * noise
         self._damping = _DAMPING * noise
         # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
         self._penalties, self._basis = eigh(
@@ -487,23 +490,16 @@ class Solver:
             self.hessian + self._damping * np.eye(size),
         )
 
-    def refine(
-        self,
-        hessian: Floats,
-        noise_std: float,
-        doubt: float,
-        expected: Floats,
-        rise: float = 1.0,
-    ) -> None:
+    def refine(self, hessian: Floats, noise_std: float, doubt: float, rise: float = 1.0) -> None:
         """Combine the Hessian with a second one, released at the last model, and solve again.
 
         `doubt` is the standard deviation of what the first one may be off besides its noise,
-        relative to its mean eigenvalue.
+        relative to its mean eigenvalue. The first one is multiplied by `rise`.
         """
         found, std = combine(
             rise * self.hessian, rise * self._hessian_std, hessian, noise_std, doubt
         )
-        self._use(*shrink(found, std, expected))
+        self._use(*shrink(found, std, self._expected))
         self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
@@ -533,30 +529,52 @@ class Solver:
         noise of the Hessian, which acts on the distance to the mean model. The solve is damped
         towards the mean model by half of the size of this noise.
         """
-        model, gradient, variance = self._means()
-        base = model - self._start
-        cross = self.hessian @ base - gradient
-        if self.anchor is not None:
-            # The mean of the targets was released before. It says that unit' cross = 0, up to its
-            # noise and to that of the Hessian. Both sources are weighted by their precision.
-            unit, noise = self.anchor
-            noise += self._hessian_std**2 * float(base @ base) / 2
-            cross = cross - variance * unit * (unit @ cross) / (variance * (unit @ unit) + noise)
-        pull = self._basis.T @ (cross + self._damping * base)
+        cross, pull, variance, base = self._equations()
         squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
-        for penalty in _PENALTIES:
+        for penalty in np.maximum(_PENALTIES, self._least_ridge):
             weights = 1 / (1 + penalty * np.maximum(self._penalties, 0.0))
             found = self._basis @ (weights * pull)
             total = variance + self._hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
             error = (
-                found @ self.hessian @ found - 2 * cross @ found + 2 * total * (squares @ weights)
+                found @ self.hessian @ found
+                - 2 * cross @ found
+                + self.caution * total * (squares @ weights)
             )
             if error < least:
                 best, least = self._start + found, error
                 self._optimism = total * float(squares @ weights)
                 self._fitted = float(squares @ weights / squares.sum())
         return best
+
+    def ridge(self, penalty: float) -> Floats:
+        """Return the solution with a given ridge penalty on the coefficients in scaled units."""
+        _, pull, _, _ = self._equations()
+        return self._start + self._basis @ (pull / (1 + penalty * np.maximum(self._penalties, 0.0)))
+
+    def set_least_ridge(self, penalty: float) -> None:
+        """Solve again with at least this ridge penalty, and keep to it."""
+        self._least_ridge = penalty
+        self._solve()
+
+    def _equations(self) -> tuple[Floats, Floats, float, Floats]:
+        """Return the right side of hessian (theta - start) = cross, and what a solve needs of it.
+
+        These are `cross` damped towards the mean model, in the basis; its noise variance; and the
+        mean model, from `start`.
+        """
+        model, gradient, variance = self._means()
+        base = center = model - self._start
+        cross = self.hessian @ base - gradient
+        if self.anchor is not None:
+            # The mean of the targets was released before. It says that unit' cross = 0, up to its
+            # noise and to that of the Hessian. Both sources are weighted by their precision.
+            unit, noise = self.anchor
+            slopes = base - unit * (unit @ base) / (unit @ unit)
+            noise += self._hessian_std**2 * float(slopes @ slopes) / 2
+            weighted = variance * unit / (variance * float(unit @ unit) + noise)
+            cross, center = cross - weighted * (unit @ cross), base - weighted * (unit @ base)
+        return cross, self._basis.T @ (cross + self._damping * center), variance, base
 
     def _penalized(self, penalty: Penalty) -> Floats:
         """Return the solution with the given penalty, damped as in `_shrunk`."""

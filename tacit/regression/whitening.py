@@ -101,6 +101,18 @@ class WhitenedRows:
         roots = self.factors if self.weights is None else self.factors * np.sqrt(self.weights)
         return self.rows.whitened_gram(self.whitening, roots)
 
+    def count_right(self, models: Floats) -> Floats:
+        """Return the private sums of weights of the records whose target, 0 or 1, is predicted.
+
+        `models`, (size, k), are in whitened units. A margin above 0 predicts 1.
+        """
+        theta, counts = self.whitening @ models, np.zeros(models.shape[1])
+        for span, rows in self.rows.scaled():
+            is_right = (rows @ theta[1:] + theta[0] > 0) == (self.targets[span, None] > 0)
+            weights = np.ones(len(is_right)) if self.weights is None else self.weights[span]
+            counts += weights @ is_right
+        return counts
+
     def model(self, theta: Floats) -> Floats:
         """Return `theta`, given in scaled units, in whitened units."""
         return np.asarray(np.linalg.pinv(self.whitening) @ theta, np.float64)
