@@ -123,7 +123,7 @@ def measure(model: str, given: argparse.Namespace) -> str:
             if finite.sum() < 30:  # too few for a spread
                 hidden = f"{100 * np.mean(~finite):.1f}"
                 least = f"{100 * covered.min():.1f}"
-                blank = ["-"] * (4 if model == "linear" else 3)
+                blank = ["-"] * (3 if model == "linear" else 2)
                 lines.append([kind, f"{n:,} x {d}", f"{epsilon:g}", least, least, *blank, hidden])
                 print(model, lines[-1], flush=True)
                 continue
