@@ -15,7 +15,9 @@ A fit makes these releases, all with Gaussian noise:
 
 Long rows and large residuals are clipped. How much is decided by public facts (number of records,
 budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
-the solve minimizes Mallows' estimate of the error, which is a function of released values alone.
+the solve minimizes Mallows' estimate of the error, which is a function of released values alone. It
+shrinks towards the constant model that the released mean gives. The mean also counts as one more
+equation of every solve, so that noise in the gradients cannot move predictions far from it.
 """
 
 import math
@@ -525,7 +527,8 @@ class Solver:
         """Return the ridge solution whose penalty minimizes Mallows' estimate of the error.
 
         Mallows 1973: a linear estimate A c of the solution of hessian t = c, with noise of variance
-        v in c, has the error t' hessian t - 2 c' t + 2 v trace(A), up to a constant. v contains the
+        v in c, has the error t' hessian t - 2 c' t + 2 v trace(A), up to a constant. (`caution` may
+        take the place of the second 2.) v contains the
         noise of the Hessian, which acts on the distance to the mean model. The solve is damped
         towards the mean model by half of the size of this noise.
         """
