@@ -1,6 +1,7 @@
 """Linear regression on every table with a numeric target, by `auto` and by other methods.
 
-    python benchmarks/regression_linear.py [--seeds 9] [--tables yacht,wine] [--diffprivlib PYTHON]
+    python benchmarks/regression_linear.py [--seeds 9] [--tables "yacht;wine"] [--store FILE]
+                                           [--diffprivlib PYTHON]
 
 A cell is the median over 80/20 splits of the excess test error: what the mean squared error is
 above that of least squares on the same split, in percent of the latter. Bar: `auto` has at most 1.5
@@ -8,24 +9,23 @@ times the smallest excess of all methods, or at most 0.2 %, and does not grow wi
 `--diffprivlib` names the Python of an environment with diffprivlib (requirements-diffprivlib.txt).
 """
 
-import argparse
 import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import _linear_peers as peers
+import _method_tables as method_tables
 import _results as results
 import _tables as tables
 import numpy as np
+from _method_tables import DELTA, EPSILONS, Split
 
 from tacit.regression import Bounds, LinearRegression
 
-EPSILONS, DELTA = (0.1, 0.3, 1.0, 3.0, 8.0), 1e-6
 LOADERS: dict[str, Callable[[], tables.Table]] = {
     "california": tables.california,
     "cps_earnings": tables.cps_earnings,
@@ -92,7 +92,7 @@ def error(theta, X, y) -> float:
     return float(np.mean((X @ theta[1:] + theta[0] - y) ** 2))
 
 
-def one_split(task: tuple[str, int]) -> tuple[str, float, dict[str, list[float]]]:
+def one_split(task: tuple[str, int]) -> Split:
     """Return the errors of one split: of least squares, and of each method at each epsilon."""
     name, seed = task
     X, y, X_test, y_test = tables.split(scaled(name), seed)
@@ -105,7 +105,7 @@ def one_split(task: tuple[str, int]) -> tuple[str, float, dict[str, list[float]]
         ]
         for method, fit in METHODS.items()
     }
-    return name, least, errors
+    return Split(least, errors)
 
 
 def ask_diffprivlib(python: str, name: str, seeds: int) -> list[list[float]]:
@@ -138,41 +138,21 @@ def grows(excess: np.ndarray) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=9)
-    parser.add_argument("--tables", default=",".join(LOADERS))
+    parser = method_tables.parser(LOADERS)
     parser.add_argument("--diffprivlib")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
-    names = given.tables.split(",")
-    found: dict[str, list] = {name: [] for name in names}
-    with ProcessPoolExecutor(given.processes) as pool:
-        tasks = [(name, seed) for name in names for seed in range(given.seeds)]
-        for name, least, errors in pool.map(one_split, tasks):
-            found[name].append((least, errors))
-            print(name, flush=True)
     lines, n_met, n_cells, grown = [], 0, 0, []
-    for name in names:
-        least = np.array([least for least, _ in found[name]])
-        columns = {m: np.array([errors[m] for _, errors in found[name]]) for m in METHODS}
+    for name, (least, errors) in method_tables.over_splits(one_split, given).items():
         if given.diffprivlib:
-            columns["diffprivlib (pure)"] = ask_diffprivlib(given.diffprivlib, name, given.seeds)
-        excess = {
-            m: np.median(100 * (np.array(e) / least[:, None] - 1), axis=0)
-            for m, e in columns.items()
-        }
-        met = is_met(excess)
+            asked = ask_diffprivlib(given.diffprivlib, name, given.seeds)
+            errors["diffprivlib (pure)"] = np.array(asked)
+        excess = {method: 100 * (e / least[:, None] - 1) for method, e in errors.items()}
+        medians = {method: np.median(e, axis=0) for method, e in excess.items()}
+        met = is_met(medians)
         n_met, n_cells = n_met + int(met.sum()), n_cells + len(met)
-        if grows(100 * (columns["auto"] / least[:, None] - 1)):
+        if grows(excess["auto"]):
             grown.append(name)
-        for method, values in excess.items():
-            cells = [f"{value:.2f}" for value in values]
-            if method == "auto":
-                cells = [
-                    f"**{c}**" if m else f"{c} (missed)" for c, m in zip(cells, met, strict=True)
-                ]
-            lines.append([name, method, *cells])
-    header = ["table", "method", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
+        lines += method_tables.lines_of(name, medians, met)
     results.write(
         "regression_linear",
         "Linear regression on every table, by all methods",
@@ -181,7 +161,7 @@ def main() -> None:
         f"{DELTA:g} (functional and diffprivlib: pure). `auto` is within {FACTOR:g} times the best "
         f"of all methods, or within {ENOUGH:g} %, in {n_met} of {n_cells} cells. Tables on which "
         f"it grows with epsilon by more than noise: {', '.join(grown) or 'none'}.",
-        results.table(header, lines),
+        results.table(method_tables.HEADER, lines),
     )
 
 

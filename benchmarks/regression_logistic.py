@@ -1,29 +1,28 @@
 """Logistic regression on every table with a binary target, by `auto` and by each method.
 
-    python benchmarks/regression_logistic.py [--seeds 9] [--tables adult,a9a] [--processes N]
+    python benchmarks/regression_logistic.py [--seeds 9] [--tables "adult;a9a"] [--store FILE]
 
 A cell is the median over 80/20 splits of the test accuracy in percent. Bars: `auto` is at most 0.5
 points below the best method; one-hot encoding of the ACS table at epsilon 0.1 is at most 1 point
 below plain numbers.
 """
 
-import argparse
 import os
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+import _method_tables as method_tables
 import _results as results
 import _tables as tables
 import numpy as np
+from _method_tables import DELTA, EPSILONS, Split
 from sklearn.linear_model import LogisticRegression as Ordinary
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from tacit.regression import LogisticRegression
 
-EPSILONS, DELTA = (0.1, 0.3, 1.0, 3.0, 8.0), 1e-6
 METHODS = ("auto", "gradient", "sgd", "objective")
 LOADERS: dict[str, Callable[[], tables.Table]] = {
     "acs": tables.acs_high_income,
@@ -41,7 +40,7 @@ LOADERS: dict[str, Callable[[], tables.Table]] = {
 ENOUGH = 0.5
 
 
-def one_split(task: tuple[str, int]) -> tuple[str, float, dict[str, list[float]]]:
+def one_split(task: tuple[str, int]) -> Split:
     """Return the accuracies of one split: without privacy, and of each method at each epsilon."""
     warnings.simplefilter("ignore")  # of the ordinary fit, which may not converge
     name, seed = task
@@ -57,46 +56,25 @@ def one_split(task: tuple[str, int]) -> tuple[str, float, dict[str, list[float]]
                 random_state=len(EPSILONS) * seed + k,
             )  # fmt: skip
             scores[method].append(100 * model.fit(X, y).score(X_test, y_test))
-    return name, 100 * float(ordinary.score(X_test, y_test)), scores
+    return Split(100 * float(ordinary.score(X_test, y_test)), scores)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=9)
-    parser.add_argument("--tables", default=";".join(LOADERS), help="separated by semicolons")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    given = parser.parse_args()
-    names = given.tables.split(";")
-    found: dict[str, list] = {name: [] for name in names}
-    with ProcessPoolExecutor(given.processes) as pool:
-        tasks = [(name, seed) for name in names for seed in range(given.seeds)]
-        for name, ordinary, scores in pool.map(one_split, tasks):
-            found[name].append((ordinary, scores))
-            print(name, flush=True)
-    lines, n_met = [], 0
-    for name in names:
-        ordinary = np.median([ordinary for ordinary, _ in found[name]])
-        lines.append([name, "non-private", *[f"{ordinary:.2f}"] * len(EPSILONS)])
-        medians = {m: np.median([s[m] for _, s in found[name]], axis=0) for m in METHODS}
-        best = np.max(list(medians.values()), axis=0)
-        for method, values in medians.items():
-            cells = [f"{value:.2f}" for value in values]
-            if method == "auto":
-                met = values >= best - ENOUGH
-                n_met += int(met.sum())
-                cells = [
-                    f"**{c}**" if m else f"{c} (missed)" for c, m in zip(cells, met, strict=True)
-                ]
-            lines.append([name, method, *cells])
-    header = ["table", "method", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
+    given = method_tables.parser(LOADERS).parse_args()
+    lines, n_met, n_cells = [], 0, 0
+    for name, (ordinary, scores) in method_tables.over_splits(one_split, given).items():
+        lines.append([name, "non-private", *[f"{np.median(ordinary):.2f}"] * len(EPSILONS)])
+        medians = {method: np.median(values, axis=0) for method, values in scores.items()}
+        met = medians["auto"] >= np.max(list(medians.values()), axis=0) - ENOUGH
+        n_met, n_cells = n_met + int(met.sum()), n_cells + len(met)
+        lines += method_tables.lines_of(name, medians, met)
     results.write(
         "regression_logistic",
         "Logistic regression on every table, by all methods",
         ["numpy", "scikit-learn"],
         f"Test accuracy in percent, median of {given.seeds} splits, delta {DELTA:g}. `auto` is "
-        f"within {ENOUGH:g} points of the best method in {n_met} of "
-        f"{len(names) * len(EPSILONS)} cells.",
-        results.table(header, lines),
+        f"within {ENOUGH:g} points of the best method in {n_met} of {n_cells} cells.",
+        results.table(method_tables.HEADER, lines),
     )
 
 

@@ -9,6 +9,7 @@ so the event that is paid and the noise that is drawn come from one object.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
@@ -24,7 +25,7 @@ from tacit.accounting import GDP, calibrate
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
 from tacit.ledger import Ledger
-from tacit.mechanisms import Rng, generator
+from tacit.mechanisms import GaussianMechanism, Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.ledger_file import LedgerFile
 from tacit.regression.sklearn_callers import refuse_learning_steps, warn_of_repeated_fits
@@ -290,6 +291,24 @@ def gaussian_shares(
     )
 
 
+def gaussian_mechanisms(
+    *releases: tuple[float, float, int], **budget: Unpack[BudgetTerms]
+) -> list[GaussianMechanism]:
+    """Return mechanisms of sensitivity 1 whose releases together cost the budget.
+
+    Each of `releases` is its share of the budget, its replace factor (see `gaussian_shares`), and
+    how often the release is made.
+    """
+    shares, factors, repeats = zip(*releases, strict=True)
+    return [
+        GaussianMechanism(noise * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
+        for noise, factor, n in zip(
+            gaussian_shares(shares, factors, **budget), factors, repeats, strict=True
+        )
+    ]
+
+
+@lru_cache(maxsize=64)
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier at which a Gaussian release is (`epsilon`, `delta`)-DP.
 

@@ -7,7 +7,8 @@ Gaussian noise:
 2. some early gradients, which lead near the solution;
 3. the Hessian of the loss at that point;
 4. some more gradients. After each of them the model is solved for again, from the Hessian and from
-   all of these gradients;
+   all of these gradients. If noise allows it, the number of records that models with a larger ridge
+   penalty predict right is released on the way, and decides how large the penalty is;
 5. for intervals, the Hessian at the last model and the sum of r^2 u u' over residuals r and rows u.
 
 The residual of a record is w (p - y), where p is the predicted probability and y the label, 0 or 1.
@@ -28,7 +29,7 @@ from scipy.special import expit, softmax
 from tacit._arrays import Floats, Indices
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.newton import (
     Solver,
     Uncertainty,
@@ -42,13 +43,18 @@ from tacit.regression.whitening import ROUNDING, WhitenedRows, draw, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.
 _EARLY_STEPS, _STEPS = 4, 5
+_FEW_STEPS = 3  # instead of _STEPS if noise is so small that early releases take a sample
 _GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.16
 _ERRORS_SHARE, _GRADIENT_SHARE = 0.08, 0.545
 _TOTAL_SHARE = 0.03  # only with weights
-_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.06, 0.01, 1000
-_FEWEST_ROWS = 50_000
+_CHOICES, _CHOICE_SHARE, _CHOICE_NOISE, _CHOICE_GAIN = 3, 0.04, 0.01, 0.001
+"""For the choices of a ridge: their largest number, the last before the last gradient; their share
+of the budget; the largest noise, as a share of the records, with which they are made; and the least
+gain in the share of right predictions."""
+_RIDGES = (1e-3, 3e-3, 1e-2, 3e-2)
+_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.08, 0.01, 500
+_FEWEST_ROWS = 25_000
 _TIGHTEST_ROWS = 0.6
-_RESOLVED = 0.6
 _HOPELESS = 0.6
 _BEND = 0.3
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.25, 0.2  # as in `newton`
@@ -76,6 +82,8 @@ class IRLSPlan:
       if the record is replaced, because all h are >= 0 (see `newton.NewtonPlan`). h is at most
       p (1 - p) for each class, so |h| <= 1 / 4 for one output, and for k outputs
       |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27;
+    * each of the counts by which a ridge is chosen, how many more records it predicts right, by at
+      most 1, and by at most 2 if the record is replaced;
     * the last release, sums of a u u' and b u u' with 0 <= a <= 1 and 0 <= b <= _SQUARES^2, by at
       most R^2 sqrt(1 + _SQUARES^4), and by sqrt(2) times that if the record is replaced.
     """
@@ -87,6 +95,8 @@ class IRLSPlan:
     early: GaussianMechanism
     hessian: GaussianMechanism
     gradient: GaussianMechanism
+    choice: GaussianMechanism | None
+    """Noise of the counts by which a ridge is chosen; None if noise would hide them."""
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if there are none."""
     sample_rate: float
@@ -94,6 +104,8 @@ class IRLSPlan:
     ignores the sampling, which could only lower it."""
     early_steps: int
     steps: int
+    choices: int
+    """Number of choices of a ridge, one before each of the last gradients."""
     row_norm: float
     whitened_clip: float
     """Largest norm of whitened rows, relative to the root of their mean square."""
@@ -105,6 +117,7 @@ class IRLSPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         total = () if self.total is None else (self.total.event,)
+        choice = () if self.choice is None else (Repeated(self.choice.event, self.choices),)
         errors = () if self.errors is None else (self.errors.event,)
         return Sequence((
             *total,
@@ -113,6 +126,7 @@ class IRLSPlan:
             Repeated(self.early.event, self.early_steps),
             self.hessian.event,
             Repeated(self.gradient.event, self.steps),
+            *choice,
             *errors,
         ))  # fmt: skip
 
@@ -134,9 +148,10 @@ def plan_irls(
     row_norm: float,
     n_records: int,
     is_weighted: bool = False,
+    is_penalized: bool = False,
     **budget: Unpack[BudgetTerms],
 ) -> IRLSPlan:
-    """Return a plan that costs the budget.
+    """Return a plan that costs the budget; `is_penalized` says that the user gives the penalty.
 
     With m coefficients, whitened rows clipped to k times their root mean square, and residuals to
     c, noise adds about 2 (m k c / (n_records mu))^2 to the mean loss. k and c make this as large as
@@ -145,42 +160,48 @@ def plan_irls(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     root = math.sqrt(2.0)
     has_errors = n_classes == 2 and not hides_intervals(n_features, whole, n_records)
-    releases = [  # share of the budget, how much more a replaced record changes, repetitions
-        (_TOTAL_SHARE * is_weighted, 1.0, 1),
-        (_GRAM_SHARE, root, 1),
-        (_NORMS_SHARE, root, 1),
-        (_EARLY_SHARE, 2.0, _EARLY_STEPS),
-        (_HESSIAN_SHARE, root, 1),
-        (_GRADIENT_SHARE, 2.0, _STEPS),
-        (_ERRORS_SHARE * has_errors, root, 1),
-    ]
-    made = [release for release in releases if release[0]]
-    shares, factors, repeats = zip(*made, strict=True)
-    noise = gaussian_shares(shares, factors, **budget)
-    mechanisms = [
-        GaussianMechanism(multiplier * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
-    ]
-    total = mechanisms.pop(0) if is_weighted else None
-    errors = mechanisms.pop() if has_errors else None
+
+    def mechanisms(steps: int, choices: int) -> list[GaussianMechanism]:
+        return gaussian_mechanisms(
+            *[(_TOTAL_SHARE, 1.0, 1)] * is_weighted,
+            (_GRAM_SHARE, root, 1),
+            (_NORMS_SHARE, root, 1),
+            (_EARLY_SHARE, 2.0, _EARLY_STEPS),
+            (_HESSIAN_SHARE, root, 1),
+            (_GRADIENT_SHARE, 2.0, steps),
+            *[(_CHOICE_SHARE, 2.0, choices)] * (choices > 0),
+            *[(_ERRORS_SHARE, root, 1)] * has_errors,
+            **budget,
+        )
+
     least, most = residual_bounds(n_classes)
     size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
     square = math.sqrt(_NOISE_EXCESS / 2) * n_records / (whole * size)
     clip = float(np.clip(math.sqrt(square), least, most))
+    early, hessian = mechanisms(_STEPS, 0)[2 + is_weighted : 4 + is_weighted]
+    enough = max(
+        triangle_noise(hessian.noise_std * (n_features + 1), size) / _MATRIX_NOISE,
+        early.noise_std * clip * math.sqrt(n_features + 1) / _EARLY_NOISE,
+    )
+    sample_rate = _rate(enough, size, n_records)
+    steps = _STEPS if sample_rate == 1 else _FEW_STEPS
+    choices = min(_CHOICES, steps - 1)  # each needs a gradient before it
+    noise = whole * math.sqrt(choices * len(_RIDGES) / _CHOICE_SHARE) / (sample_rate * n_records)
+    if n_classes > 2 or is_penalized or noise > _CHOICE_NOISE:
+        choices = 0
+    made = mechanisms(steps, choices)
+    total = made.pop(0) if is_weighted else None
+    errors = made.pop() if has_errors else None
+    choice = made.pop() if choices else None
     return IRLSPlan(
         total,
-        *mechanisms,
+        *made,
+        choice=choice,
         errors=errors,
-        sample_rate=_rate(
-            max(
-                triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,
-                mechanisms[2].noise_std * clip * math.sqrt(n_features + 1) / _EARLY_NOISE,
-            ),
-            size,
-            n_records,
-        ),
+        sample_rate=sample_rate,
         early_steps=_EARLY_STEPS,
-        steps=_STEPS,
+        steps=steps,
+        choices=choices,
         row_norm=row_norm,
         whitened_clip=max(square / clip, _TIGHTEST_ROWS),
         residual_clip=clip,
@@ -270,7 +291,9 @@ def fit_irls(
         noise = outputs * noise_std**2 * float(np.sum(inverse**2))
         theta = theta * max(0.0, 1 - noise / max(float(np.sum(theta**2)), noise))
     solvers = _solvers(sample, theta, plan, penalty, rng)
-    for _ in range(plan.steps):
+    for step in range(plan.steps):
+        if plan.choice is not None and step >= plan.steps - plan.choices:
+            _choose_ridge(sample, solvers[0], plan.choice, rng)
         theta = np.column_stack([solver.theta for solver in solvers])
         released, noise_std = _release_gradient(records, theta, clip, plan.gradient, rng)
         for solver, column in zip(solvers, released.T, strict=True):
@@ -338,10 +361,27 @@ def _solvers(
     solvers = []
     for part, column in zip(np.split(noisy, outputs), theta.T, strict=True):
         hessian, noise_std = from_triangle(part, size), scale * plan.hessian.noise_std
-        solver = Solver(hessian, noise_std, records.whitening, np.zeros(size), penalty, _RESOLVED)
+        solver = Solver(hessian, noise_std, records, np.zeros(size), penalty)
         solver.theta = column
         solvers.append(solver)
     return solvers
+
+
+def _choose_ridge(
+    records: WhitenedRows, solver: Solver, mechanism: GaussianMechanism, rng: Rng
+) -> None:
+    """Let the solver use the ridge with which clearly more records are predicted right, if any.
+
+    Shrinking as much as noise requires minimizes the loss. Where the logit model is wrong, more
+    shrinking may predict more labels right, which only the records can show.
+    """
+    models = np.column_stack([solver.theta, *map(solver.ridge, _RIDGES)])
+    right = records.count_right(models)
+    bound = math.sqrt(len(_RIDGES))  # one record adds -1, 0 or 1, times its weight, to each gain
+    gains = bound * mechanism.release((right[1:] - right[0]) / bound, rng)
+    best = int(np.argmax(gains))
+    if gains[best] > max(2 * bound * mechanism.noise_std, _CHOICE_GAIN * records.total):
+        solver.set_least_ridge(_RIDGES[best])
 
 
 def _release_errors(

@@ -287,6 +287,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             row_norm=row_norm,
             n_records=n_records,
             is_weighted=is_weighted,
+            is_penalized=self.l1 is not None or self.l2 is not None,
             **terms,
         )
 

@@ -15,7 +15,9 @@ A fit makes these releases, all with Gaussian noise:
 
 Long rows and large residuals are clipped. How much is decided by public facts (number of records,
 budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
-the solve minimizes Mallows' estimate of the error, which is a function of released values alone.
+the solve minimizes Mallows' estimate of the error, which is a function of released values alone. It
+shrinks towards the constant model that the released mean gives. The mean also counts as one more
+equation of every solve, so that noise in the gradients cannot move predictions far from it.
 """
 
 import math
@@ -29,7 +31,7 @@ from scipy.special import ndtr
 from tacit._arrays import Floats
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
@@ -47,13 +49,15 @@ _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of ro
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
-_RESOLVED = 0.9
+_RESOLVED = 0.6
+_SHRUNK = 0.75  # share of James and Stein's shrinking of matrices, see `shrink`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.3
 """How far matrices are assumed to be off, relative to them, if residuals depend on features."""
+_NOISY = 0.3  # share of noise from which shrinking is more cautious, see `NewtonPlan.caution`
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 
@@ -96,6 +100,10 @@ class NewtonPlan:
     """Limit of the residuals, relative to their standard deviation."""
     widest_clip: float
     """Upper end of that limit. Residuals are in [-2, 2], but noise may overstate their spread."""
+    caution: float
+    """What the variance of a model counts for, relative to its error, in the choice of a ridge. It
+    is 2 by Mallows' rule, and up to 4 if noise hides most of the model: the ridge that seems best
+    is then often one that fits the noise."""
     method: ClassVar[str] = "gradient"
 
     @property
@@ -164,16 +172,18 @@ def plan_newton(
     size = n_features + 1
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
-    shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM)
     has_errors = not hides_intervals(n_features, whole, n_records)
-    last = (1 - math.fsum(shares) - _ERRORS * has_errors, *[_ERRORS] * has_errors)
-    factors = (2.0, *[math.sqrt(2.0)] * 3, 2.0, *[math.sqrt(2.0)] * has_errors)
-    noise = list(gaussian_shares((*shares, *last), factors, **budget))
-    noise[4] *= math.sqrt(_STEPS)
-    mechanisms = [
-        GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, factor in zip(noise, factors, strict=True)
-    ]
+    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, _ERRORS * has_errors))
+    root = math.sqrt(2.0)
+    mechanisms = gaussian_mechanisms(
+        (mean, 2.0, 1),
+        (_FIRST_GRAM, root, 1),
+        (_NORMS_SHARE, root, 1),
+        (_SECOND_GRAM, root, 1),
+        (1 - others, 2.0, _STEPS),
+        *[(_ERRORS, root, 1)] * has_errors,
+        **budget,
+    )
     square = math.sqrt(_NOISE_EXCESS) * n_records / (whole * size)
     residual_clip = float(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
@@ -186,6 +196,7 @@ def plan_newton(
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
         residual_clip=residual_clip,
         widest_clip=1.0 if residual_clip == _TIGHTEST_RESIDUALS else 2.0,
+        caution=2 + 2 * float(np.clip(whole * size / n_records - _NOISY, 0, 1)),
     )
 
 
@@ -226,8 +237,8 @@ def fit_newton(
     noise_std = bound * plan.second_gram.noise_std / total
     constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
     start, hessian = records.model(constant), from_triangle(noisy, records.size)
-    solver = Solver(*shrink(hessian, noise_std), whitening, start, penalty)
-    spread = ResidualSpread()
+    solver = Solver(*shrink(hessian, noise_std, records.expected), records, start, penalty)
+    solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
     clip = clipped_square = share = 1.0
@@ -254,7 +265,9 @@ def fit_newton(
         share = spread.inside(clip) / records.mean_factor
         gram, reach = solver.hessian, records.reach
         doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
-        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt)
+        # Long rows have smaller factors than most, and weigh more in the Gram matrix.
+        rise = 1 / records.mean_factor
+        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt, rise)
         # Residuals r that do not depend on the features have gradients of covariance
         # E[r^2] gram / n.
         meat = combine_squares(
@@ -447,19 +460,19 @@ class Solver:
         self,
         hessian: Floats,
         noise_std: float,
-        whitening: Floats,
+        records: WhitenedRows,
         start: Floats,
         penalty: Penalty | None = None,
-        resolved: float = _RESOLVED,
     ) -> None:
-        self._start, self._penalty, self._whitening = start, penalty, whitening
-        self._least = resolved
+        self._start, self._penalty = start, penalty
+        self._whitening, self._expected = records.whitening, records.expected
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
         self.anchor: Anchor | None = None
+        self.caution, self._least_ridge = 2.0, 0.0
         self._optimism, self._fitted = 0.0, 1.0
         self._use(hessian, noise_std)
 
@@ -471,7 +484,7 @@ class Solver:
         self.hessian: Floats = (vectors * self._values) @ vectors.T
         self._hessian_std = noise_std
         noise = triangle_noise(noise_std, size)
-        self._resolved = self._values > self._least * noise
+        self._resolved = self._values > _RESOLVED * noise
         self._damping = _DAMPING * noise
         # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
         self._penalties, self._basis = eigh(
@@ -479,14 +492,16 @@ class Solver:
             self.hessian + self._damping * np.eye(size),
         )
 
-    def refine(self, hessian: Floats, noise_std: float, doubt: float) -> None:
+    def refine(self, hessian: Floats, noise_std: float, doubt: float, rise: float = 1.0) -> None:
         """Combine the Hessian with a second one, released at the last model, and solve again.
 
         `doubt` is the standard deviation of what the first one may be off besides its noise,
-        relative to its mean eigenvalue.
+        relative to its mean eigenvalue. The first one is multiplied by `rise`.
         """
-        found, std = combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)
-        self._use(*shrink(found, std))
+        found, std = combine(
+            rise * self.hessian, rise * self._hessian_std, hessian, noise_std, doubt
+        )
+        self._use(*shrink(found, std, self._expected))
         self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
@@ -512,34 +527,57 @@ class Solver:
         """Return the ridge solution whose penalty minimizes Mallows' estimate of the error.
 
         Mallows 1973: a linear estimate A c of the solution of hessian t = c, with noise of variance
-        v in c, has the error t' hessian t - 2 c' t + 2 v trace(A), up to a constant. v contains the
+        v in c, has the error t' hessian t - 2 c' t + 2 v trace(A), up to a constant. (`caution` may
+        take the place of the second 2.) v contains the
         noise of the Hessian, which acts on the distance to the mean model. The solve is damped
         towards the mean model by half of the size of this noise.
         """
-        model, gradient, variance = self._means()
-        base = model - self._start
-        cross = self.hessian @ base - gradient
-        if self.anchor is not None:
-            # The mean of the targets was released before. It says that unit' cross = 0, up to its
-            # noise and to that of the Hessian. Both sources are weighted by their precision.
-            unit, noise = self.anchor
-            noise += self._hessian_std**2 * float(base @ base) / 2
-            cross = cross - variance * unit * (unit @ cross) / (variance * (unit @ unit) + noise)
-        pull = self._basis.T @ (cross + self._damping * base)
+        cross, pull, variance, base = self._equations()
         squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
-        for penalty in _PENALTIES:
+        for penalty in np.maximum(_PENALTIES, self._least_ridge):
             weights = 1 / (1 + penalty * np.maximum(self._penalties, 0.0))
             found = self._basis @ (weights * pull)
             total = variance + self._hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
             error = (
-                found @ self.hessian @ found - 2 * cross @ found + 2 * total * (squares @ weights)
+                found @ self.hessian @ found
+                - 2 * cross @ found
+                + self.caution * total * (squares @ weights)
             )
             if error < least:
                 best, least = self._start + found, error
                 self._optimism = total * float(squares @ weights)
                 self._fitted = float(squares @ weights / squares.sum())
         return best
+
+    def ridge(self, penalty: float) -> Floats:
+        """Return the solution with a given ridge penalty on the coefficients in scaled units."""
+        _, pull, _, _ = self._equations()
+        return self._start + self._basis @ (pull / (1 + penalty * np.maximum(self._penalties, 0.0)))
+
+    def set_least_ridge(self, penalty: float) -> None:
+        """Solve again with at least this ridge penalty, and keep to it."""
+        self._least_ridge = penalty
+        self._solve()
+
+    def _equations(self) -> tuple[Floats, Floats, float, Floats]:
+        """Return the right side of hessian (theta - start) = cross, and what a solve needs of it.
+
+        These are `cross` damped towards the mean model, in the basis; its noise variance; and the
+        mean model, from `start`.
+        """
+        model, gradient, variance = self._means()
+        base = center = model - self._start
+        cross = self.hessian @ base - gradient
+        if self.anchor is not None:
+            # The mean of the targets was released before. It says that unit' cross = 0, up to its
+            # noise and to that of the Hessian. Both sources are weighted by their precision.
+            unit, noise = self.anchor
+            slopes = base - unit * (unit @ base) / (unit @ unit)
+            noise += self._hessian_std**2 * float(slopes @ slopes) / 2
+            weighted = variance * unit / (variance * float(unit @ unit) + noise)
+            cross, center = cross - weighted * (unit @ cross), base - weighted * (unit @ base)
+        return cross, self._basis.T @ (cross + self._damping * center), variance, base
 
     def _penalized(self, penalty: Penalty) -> Floats:
         """Return the solution with the given penalty, damped as in `_shrunk`."""
@@ -622,19 +660,20 @@ def combine(
     return first + weight * (second - first), math.sqrt(weight) * second_std
 
 
-def shrink(matrix: Floats, noise_std: float) -> tuple[Floats, float]:
-    """Return a released matrix with its eigenvalues moved towards their mean, and its new std.
+def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, float]:
+    """Return a released matrix moved towards a multiple of the `expected` one, and its new std.
 
     Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
-    The rule of James & Stein 1961 takes off the share of the spread that noise explains. Half of
-    this is taken off, because an interval is rather too long than too short. A matrix released by
-    `triangle` has size (size + 1) / 2 noisy entries, one of which is the trace.
+    The rule of James & Stein 1961 takes off the share of the distance to the expected matrix that
+    noise explains. Half of this is taken off, because an interval is rather too long than too
+    short. A matrix released by `triangle` has size (size + 1) / 2 noisy entries, one of which is
+    used for the multiple.
     """
     size = len(matrix)
-    mean = float(np.trace(matrix)) / size * np.eye(size)
+    mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
     spread = float(np.sum((matrix - mean) ** 2))
     noise = noise_std**2 * (size * (size + 1) // 2 - 1)
-    kept = 1 - min(noise / max(spread, 1e-300), 1.0) / 2
+    kept = 1 - _SHRUNK * min(noise / max(spread, 1e-300), 1.0)
     return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 

@@ -63,9 +63,10 @@ class PrivateRows:
         """Return the private sums of z z', y z and y^2 over shrunk rows z; `y` is in [-1, 1]."""
         size = self.n_features + 1
         gram, cross, square = np.zeros((size, size)), np.zeros(size), 0.0
-        for span, rows in self.scaled():
+        buffer = np.empty((self._size, self.n_features))
+        for span, features in self.scaled():
             factors = self.factors[span]  # what shrinking makes of the constant 1
-            rows *= factors[:, None]
+            rows = np.multiply(features, factors[:, None], out=buffer[: len(features)])
             target = factors * y[span]
             gram[0, 0] += factors @ factors
             gram[0, 1:] += factors @ rows
@@ -163,13 +164,19 @@ class PrivateRows:
         return taken
 
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
-        """Yield each slice of m rows with its private scaled features, (m, d).
+        """Yield each slice of m rows with its private scaled features, (m, d), to be read only.
 
-        All slices share one buffer, so use the features before the next slice is read.
+        Slices may share one buffer, so use the features before the next slice is read. A block that
+        clipping and scaling would not change is given as it is stored.
         """
         buffer = np.empty((self._size, self.n_features))
         lower, upper = self._scaled_bounds()
+        is_scaled = self.X.dtype == np.float64 and not self.box.center.any()
+        is_scaled = is_scaled and bool((self.box.half == 1).all())
         for index, span in enumerate(self._spans()):
+            if is_scaled and self._inside[index]:
+                yield span, np.asarray(self.X[span], np.float64)
+                continue
             rows = buffer[: span.stop - span.start]
             with np.errstate(over="ignore"):  # a warning would reveal a record far out of bounds
                 np.subtract(self.X[span], self.box.center, out=rows)

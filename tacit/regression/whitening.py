@@ -37,6 +37,8 @@ class WhitenedRows:
     factors: Floats
     """By what a row is multiplied to clip it."""
     whitening: Floats
+    expected: Floats
+    """Mean of u u' over whole rows u, as the Gram matrix that whitens them says."""
     limit: float
     mean_factor: float
     """Released estimate of the mean of `factors`, rather too large."""
@@ -99,6 +101,18 @@ class WhitenedRows:
         roots = self.factors if self.weights is None else self.factors * np.sqrt(self.weights)
         return self.rows.whitened_gram(self.whitening, roots)
 
+    def count_right(self, models: Floats) -> Floats:
+        """Return the private sums of weights of the records whose target, 0 or 1, is predicted.
+
+        `models`, (size, k), are in whitened units. A margin above 0 predicts 1.
+        """
+        theta, counts = self.whitening @ models, np.zeros(models.shape[1])
+        for span, rows in self.rows.scaled():
+            is_right = (rows @ theta[1:] + theta[0] > 0) == (self.targets[span, None] > 0)
+            weights = np.ones(len(is_right)) if self.weights is None else self.weights[span]
+            counts += weights @ is_right
+        return counts
+
     def model(self, theta: Floats) -> Floats:
         """Return `theta`, given in scaled units, in whitened units."""
         return np.asarray(np.linalg.pinv(self.whitening) @ theta, np.float64)
@@ -126,9 +140,10 @@ def whiten(
     the released sum of weights. `widest` limits the norm of clipped rows, relative to their root
     mean square.
     """
-    whitening, typical = _release_whitening(
+    whitening, expected = _release_whitening(
         shrunk, gram, rate * total, rng, fit_intercept=fit_intercept
     )
+    typical = math.sqrt(max(float(np.trace(expected)), 1.0))
     lengths = rows.norms(whitening)
     level, mean_factor, reach = _release_limit(lengths / typical, norms, widest, n_records, rng)
     limit = level * typical
@@ -138,6 +153,7 @@ def whiten(
         weights=weights,
         factors=limit / np.maximum(lengths, limit),
         whitening=whitening,
+        expected=expected,
         limit=limit,
         mean_factor=mean_factor,
         reach=reach,
@@ -159,8 +175,8 @@ def _release_whitening(
     rng: Rng,
     *,
     fit_intercept: bool,
-) -> tuple[Floats, float]:
-    """Return a matrix that whitens the rows, and the root mean square of their norms after that.
+) -> tuple[Floats, Floats]:
+    """Return a matrix that whitens the rows, and the mean of u u' over rows u after that.
 
     The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
     of the noise is added. Without an intercept the first row of the matrix is 0, and it has one
@@ -175,9 +191,9 @@ def _release_whitening(
     noise = triangle_noise(bound * mechanism.noise_std, size) / total
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
     raised = values + min(noise, bound / 2)
-    mean_square = max(float((values / raised).sum()), 1.0)
     whitening = (vectors / np.sqrt(raised)) @ vectors.T
-    return np.pad(whitening, ((first, 0), (0, 0))), math.sqrt(mean_square)
+    expected = (vectors * (values / raised)) @ vectors.T
+    return np.pad(whitening, ((first, 0), (0, 0))), expected
 
 
 def _release_limit(

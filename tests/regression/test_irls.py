@@ -6,10 +6,10 @@ from recorded_releases import recorded_releases
 from scipy.special import expit
 
 from tacit.events import Relation
-from tacit.mechanisms import generator, secure_generator
+from tacit.mechanisms import GaussianMechanism, generator, secure_generator
 from tacit.regression import Bounds, LogisticRegression, irls
 from tacit.regression.rows import PrivateRows
-from tacit.regression.whitening import draw
+from tacit.regression.whitening import WhitenedRows, draw
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -53,7 +53,9 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
     exact = values_released(monkeypatch, X, y, plan, outputs, old, fit_intercept)
     has_errors = plan.errors is not None
-    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps + has_errors
+    assert plan.choices == (3 if epsilon == 50.0 and classes == 2 else 0)
+    n_gradients = plan.early_steps + plan.steps
+    assert len(exact) == 3 + is_weighted + n_gradients + plan.choices + has_errors
     for label in (0.0, classes - 1.0):
         added = values_released(
             monkeypatch, np.vstack([X, extreme]), np.append(y, label), plan, outputs, more,
@@ -65,7 +67,7 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
         )  # fmt: skip
         root = np.sqrt(2)
         factors = [*[1.0] * is_weighted, root, root, *[2.0] * plan.early_steps, root]
-        factors += [2.0] * plan.steps + [root] * has_errors
+        factors += [2.0] * (plan.steps + plan.choices) + [root] * has_errors
         for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
             assert np.linalg.norm(one - second) <= 1 + 1e-9
             assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
@@ -99,6 +101,46 @@ def test_the_expected_hessian_is_that_of_normal_rows():
     exact = (u * p * (1 - p)).T @ u / len(u)
     found = irls._expected_hessian(theta, np.array([0.6, 0, 0]), 1.0, 0.02)
     np.testing.assert_allclose(found, exact, atol=2e-3)
+
+
+class FixedRidges:
+    """A solver whose models are known: one that is always wrong, and right ones for some ridges."""
+
+    def __init__(self, right):
+        self.theta, self.right, self.chosen = np.array([0.0, -1.0]), right, 0.0
+
+    def ridge(self, penalty):
+        return -self.theta if penalty in self.right else self.theta
+
+    def set_least_ridge(self, penalty):
+        self.chosen = penalty
+
+
+@pytest.mark.parametrize(("right", "chosen"), [((0.01,), 0.01), ((), 0.0)])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_ridge_that_predicts_most_records_right_is_chosen(right, chosen, is_weighted):
+    """Noise of std 4 on gains of 2,000 and of 0: a wrong choice has probability 1e-1 at most."""
+    X = np.random.default_rng(0).uniform(-1, 1, (2000, 1))
+    rows = PrivateRows(X, Bounds(-1, 1).box(1))
+    weights = np.full(2000, 0.5) if is_weighted else None
+    records = WhitenedRows(
+        rows=rows, targets=(X[:, 0] > 0).astype(float), weights=weights, factors=np.ones(2000),
+        whitening=np.eye(2), expected=np.eye(2), limit=2.0, mean_factor=1.0, reach=1.0,
+        total=2000.0,
+    )  # fmt: skip
+    models = np.array([[0.0, 0.0], [1.0, -1.0]])
+    assert records.count_right(models).tolist() == [1000.0 if is_weighted else 2000.0, 0.0]
+    solver = FixedRidges(right)
+    mechanism = GaussianMechanism(2.0, l2_sensitivity=1.0, replace_factor=2.0)
+    irls._choose_ridge(records, solver, mechanism, generator(0))
+    assert solver.chosen == chosen
+
+
+def test_a_penalty_of_the_user_leaves_nothing_to_choose():
+    terms = {"n_classes": 2, "row_norm": 1.6, "n_records": 10**5}
+    assert irls.plan_irls(4, **terms, **BUDGET).choices > 0
+    assert irls.plan_irls(4, **terms, is_penalized=True, **BUDGET).choices == 0
+    assert irls.plan_irls(4, **terms | {"n_classes": 3}, **BUDGET).choices == 0
 
 
 def test_more_budget_reaches_the_ordinary_fit_on_rare_classes_and_steep_slopes():

@@ -7,7 +7,7 @@ from recorded_releases import recorded_releases
 from tacit.events import Relation
 from tacit.mechanisms import generator
 from tacit.regression import Bounds, newton
-from tacit.regression.rows import PrivateRows
+from tacit.regression.rows import PrivateRows, from_triangle
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -84,6 +84,38 @@ def test_hopeless_budgets_fall_back_to_the_mean(n_records):
         assert np.isfinite(found.theta).all()
         assert abs(found.theta[0]) < 30
         assert found.uncertainty is None
+
+
+def test_a_model_that_noise_hides_is_about_as_good_as_the_mean_alone():
+    """With 250 records at epsilon 0.1 the released mean is all that can be known.
+
+    It takes half of the budget, so that the noise of the mean is sqrt(2) times that of the whole.
+    """
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-1, 1, (250, 5)), np.full(250, 0.3)
+    plan = newton.plan_newton(5, row_norm=1.7, n_records=250, **BUDGET | {"epsilon": 0.1})
+    rows = PrivateRows(X, Bounds(-1, 1).box(5), row_norm=plan.row_norm)
+    fits = [newton.fit_newton(rows, y, plan, n_records=250, rng=generator(k)) for k in range(40)]
+    predicted = np.array([X @ fit.theta[1:] + fit.theta[0] for fit in fits])
+    noise = plan.mean.noise_std / 250
+    assert np.median(np.mean((predicted - 0.3) ** 2, axis=1)) < noise**2
+
+
+def test_shrinking_keeps_what_agrees_and_lowers_the_error_of_the_rest():
+    """James and Stein: a noisy matrix comes nearer to the exact one, in the mean of 200 draws."""
+    rng = np.random.default_rng(0)
+    expected = np.diag([1.0, 0.5, 0.2])
+    exact, std = 0.7 * expected + 0.02, 0.1
+    same, kept = newton.shrink(0.7 * expected, std, expected)
+    np.testing.assert_allclose(same, 0.7 * expected)
+    assert 0 < kept < std
+    errors = []
+    for _ in range(200):
+        noisy = exact + from_triangle(rng.normal(0, std, 6), 3)
+        moved, _ = newton.shrink(noisy, std, expected)
+        errors.append([np.sum((noisy - exact) ** 2), np.sum((moved - exact) ** 2)])
+    before, after = np.mean(errors, axis=0)
+    assert after < 0.5 * before
 
 
 def test_an_empty_and_a_constant_table_give_a_finite_model():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tacit.regression import Bounds
+from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.regression.rows import (
     PrivateRows,
     SecondMoments,
@@ -84,3 +84,19 @@ def test_the_minimum_is_finite_however_indefinite_the_noisy_matrix(seed):
     moments = SecondMoments(noise + noise.T, 1e6 * rng.laplace(size=6))
     assert np.isfinite(solve_moments(moments, noise=1e5)).all()
     assert np.isfinite(solve_moments(SecondMoments(np.zeros((6, 6)), np.ones(6)), noise=0)).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "adassp", "functional"])
+def test_a_table_that_needs_no_scaling_is_read_in_place_and_not_changed(method):
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-1, 1, (3000, 3)), rng.uniform(-1, 1, 3000)
+    before = X.copy()
+    delta = 0 if method == "functional" else 1e-6
+    LinearRegression(
+        epsilon=1.0, delta=delta, bounds=(-1, 1), target_bounds=(-1, 1), method=method
+    ).fit(X, y)
+    for other in ("auto", "sgd", "objective", "descent"):
+        LogisticRegression(epsilon=1.0, bounds=(-1, 1), method=other).fit(X, y > 0)
+    assert (before == X).all()
+    _, first = next(PrivateRows(X, Bounds(-1, 1).box(3)).scaled())
+    assert np.shares_memory(first, X)
