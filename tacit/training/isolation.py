@@ -29,7 +29,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
-from tacit.training.altered_lots import FEW_ROWS, REPETITIONS, AlteredLots
+from tacit.training.altered_lots import FEW_ROWS, AlteredLots
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import clipped_sum
@@ -90,7 +90,7 @@ class Isolation:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
-    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
         """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
@@ -153,16 +153,17 @@ class CheckedIsolation(Isolation):
             with contextlib.suppress(OSError):  # out of memory or of processes
                 self.first_lots = FirstLots(self.losses, self.roots)
 
-    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
         """Check lots of random records, hard, before anything is released.
 
-        The first lot has `rows` rows, the others have sizes as they are drawn if `expected` records
-        are expected in a lot: a program may mix at some sizes only.
+        The first lot has `rows` rows, the others have the rows that `usual` says, but not more: a
+        program may mix at some sizes only.
         """
-        rng = key.numpy("isolation", 0)
-        lot = rng.choice(len(self.records), max(4, rows), replace=max(4, rows) > len(self.records))
-        usual = rng.poisson(expected, size=REPETITIONS - 1)
-        self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
+        rng, rows = key.numpy("isolation", 0), max(4, rows)
+        sizes = np.clip(np.asarray(usual, np.int64), 4, rows)
+        n = len(self.records)
+        lots = [rng.choice(n, size, replace=int(size) > n) for size in (rows, *sizes)]
+        self.guard(self.check, lots, rng)
         self._plan_next(0, key)
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
@@ -199,31 +200,34 @@ class CheckedIsolation(Isolation):
         gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
         self.next_check = step + int(gap)
 
-    def check(self, lot: Indices, rng: np.random.Generator, sizes: Indices) -> None:
-        """Raise `IncompatibleModel` if rows of this lot are seen to influence each other. Private.
+    def check(self, lots: Sequence[Indices], rng: np.random.Generator) -> None:
+        """Raise `IncompatibleModel` if rows of these lots influence each other. Private.
 
-        Every test is made, those that can miss by chance several times, with new random numbers.
-        `rng` chooses which rows are replaced and by which records; it must be independent of the
-        data. Repeated tests take the first rows of the lot, as many as `sizes` says.
+        The first lot goes through every test. The others go through those that can miss by chance:
+        a program may mix in some lots only, because of their records, their sizes or its random
+        numbers. `rng` chooses which rows are replaced and by which records; it must be independent
+        of the data.
         """
         with gathered(self.model):
-            whole, began = self._full(lot, rng), time.monotonic()
-            trial = AlteredLots(self, whole, rng, is_thorough=True)
+            began = time.monotonic()
+            trial = AlteredLots(self, lots[0], rng, is_thorough=True)
             try:
                 trial.replace()
                 trial.isolate()
                 trial.follow()
                 trial.remove()
-                more = np.resize(sizes, _MORE if trial.is_random() else 0)
-                for size in (*sizes, *more):
-                    trial.begin(whole[:size])
-                    trial.replace()
-                    trial.isolate()
                 trial.warm_up()
                 trial.follow_by_gradients()
                 trial.replace_gradients()
                 trial.remove_gradients()
-                trial.begin(whole[:FEW_ROWS])
+                for number, lot in enumerate(lots[1:]):
+                    trial.begin(lot)
+                    trial.replace()
+                    if not trial.is_random():
+                        trial.isolate()
+                    if number < _LOOKS_AT_GRADIENTS:
+                        trial.replace_gradients()
+                trial.begin(lots[0][:FEW_ROWS])
                 trial.follow_first_lots(seconds=3 + time.monotonic() - began)
             finally:
                 trial.state.restore()
@@ -281,7 +285,7 @@ class CheckedIsolation(Isolation):
         return batch
 
 
-_MORE = 12  # repetitions for programs that draw random numbers: they may mix by chance
+_LOOKS_AT_GRADIENTS = 4  # lots of which gradients are compared as well, beside the first one
 
 
 def chance_of_missing(share: float, checks: int) -> float:
