@@ -88,14 +88,14 @@ def _serve(losses: Losses, roots: Sequence[Any], connection: socket.socket) -> N
     """Answer requests until the other process closes its end."""
     os.setpgid(0, 0)  # so that it can be ended together with its own copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it
-    silence()
-    close_connections(keep=connection.fileno())
+    nowhere = silence()
+    close_connections(keep=connection.fileno(), nowhere=nowhere)
     copy_shared_memory()
     torch.set_num_threads(1)  # threads of the other process do not exist here
     with connection.makefile("rwb") as stream:
         while message := receive(stream):
             compute = functools.partial(_losses_after, losses, roots, *pickle.loads(message))
-            send(stream, finish(*start(compute)))
+            send(stream, finish(*start(compute, nowhere=nowhere)))
 
 
 def _losses_after(
