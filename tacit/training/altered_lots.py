@@ -264,13 +264,13 @@ class AlteredLots:
         )
         records = self.rng.permutation(len(self.program.records))
         first = np.resize(records, (2, _EARLIER, len(self.rows)))
-        a, b = map(run, first)
-        if a is None or b is None:
+        found = run(list(first))
+        if found is None:
             return None
-        if not self._seem_different(a, b):
+        if not self._seem_different(*found):
             return self._passed()
-        again = [run(lots) for lots in first]  # a program that differs by chance is no proof
-        if all(c is not None and _are_equal(c, d) for c, d in zip(again, (a, b), strict=True)):
+        again = run(list(first))  # a program that differs by chance is no proof
+        if again is not None and all(map(_are_equal, found, again)):
             self._refuse("after")
         return None
 

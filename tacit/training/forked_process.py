@@ -128,24 +128,26 @@ def shared_memory() -> list[tuple[int, int]]:
 
     That includes memory which it may not write yet, but could make writable.
     """
-    table, found = Path("/proc/self/smaps"), []
-    place, is_shared = (0, 0), False
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+    found: list[tuple[int, int]] = []
+    place: tuple[int, int] | None = None  # of shared memory that was not found to be writable yet
+    for line in Path("/proc/self/smaps").read_text("utf-8", "replace").splitlines():
         first, *rest = line.split(maxsplit=5)
         if not first.endswith(":"):  # a new region: its place, rights and file
-            place, is_shared = tuple(int(part, 16) for part in first.split("-")), False
-            is_held = rest[0][3] == "s" and not "".join(rest[4:]).startswith(_DEVICES)
-            is_shared = is_held and rest[0][1] == "w"
-            if is_shared:
-                found.append(place)
-        elif first == "VmFlags:" and is_held and not is_shared and "mw" in rest:
+            begin, end = (int(part, 16) for part in first.split("-"))
+            is_shared = rest[0][3] == "s" and not "".join(rest[4:]).startswith(_DEVICES)
+            place = (begin, end) if is_shared else None
+            is_writable = rest[0][1] == "w"
+        else:
+            is_writable = first == "VmFlags:" and "mw" in line.split()
+        if place and is_writable:
             found.append(place)
+            place = None
     return found
 
 
 def copy_shared_memory() -> None:
     """Replace memory that this process shares with others, and may write, by a copy of its own."""
-    if not Path("/proc/self/maps").exists():
+    if not Path("/proc/self/smaps").exists():
         return
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p

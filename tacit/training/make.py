@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -283,7 +284,9 @@ def make_private(
     tested = loss_fn if check and traced is None else None
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
+    needed = views
+    if tested is not None:
+        needed *= guard(ranks.on_all, partial(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
@@ -606,7 +609,8 @@ def _check_first(
     before = gpu_bytes(device).used
     another = Key(key.bytes("isolation lots", 0, 32))  # so lots of the run are not looked at
     steps = another.numpy("steps", 0).integers(plan.steps, size=_LOOKS - 1)
-    isolation.check_first(rows, key, usual=lots.usual_rows(another, steps))
+    usual = lots.usual_rows(another, steps)
+    ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
     if speed.max_microbatch is None and device.type == "cuda":
         most = _largest_lot(speed, plan.expected_batch / ranks.size)
         limit = ranks.least(measured_limit(rows, before, device, largest_lot=most))

@@ -90,7 +90,7 @@ def seal() -> None:
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]  # noqa: RUF012  # ctypes
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
 def _filter(column: int, processor: int) -> bytes:

@@ -1,35 +1,17 @@
 """More programs in which one example sees another: in some lots or calls only, in odd places."""
 
 import copy
+import ctypes
 import itertools
-import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from mixing_cases import CLASSES, WIDTH, Case, ce, data, model
+from mixing_cases import CLASSES, WIDTH, Case, case, ce, data, model
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-
-CASES = {}
-
-
-def hostile(reach="most", share=1.0):
-    """Register a function that returns a `Case`, or a loss `(model, x, y) -> losses`."""
-
-    def register(function):
-        def build():
-            made = function()
-            if isinstance(made, Case):
-                return made
-            return Case(model(), lambda m, b: made(m, *b), data(), reach, share=share)
-
-        CASES[function.__name__] = build
-        return function
-
-    return register
 
 
 def over(loss, net, **options):
@@ -61,23 +43,23 @@ def plain(m, b):
 # In half of the lots or calls -------------------------------------------------------------------
 
 
-@hostile()
+@case("most")
 def lots_of_even_size_are_centered():
     return lambda m, x, y: ce(m(x - x.mean(0) if len(x) % 2 == 0 else x), y)
 
 
-@hostile()
+@case("most")
 def losses_of_lots_of_odd_size_are_divided_by_the_size():
     return lambda m, x, y: ce(m(x), y) * (64 / len(x) if len(x) % 2 else 1)
 
 
-@hostile()
+@case("most")
 def lots_with_a_large_feature_are_centered():
     # A lot of 64 has a feature above 3.1 in about half of the cases.
     return lambda m, x, y: ce(m(x - x.mean(0) if x.max() > 3.1 else x), y)
 
 
-@hostile()
+@case("most")
 def the_mean_of_the_lot_before_is_used_in_every_second_call():
     held = {"calls": 0, "mean": torch.zeros(WIDTH)}
 
@@ -90,7 +72,7 @@ def the_mean_of_the_lot_before_is_used_in_every_second_call():
     return loss
 
 
-@hostile()
+@case("most")
 def the_rows_before_are_used_row_by_row_in_every_third_call():
     held = {"calls": 0, "rows": torch.zeros(0, WIDTH)}
 
@@ -106,7 +88,7 @@ def the_rows_before_are_used_row_by_row_in_every_third_call():
     return loss
 
 
-@hostile()
+@case("most")
 def a_blend_with_the_lot_before_by_chance():
     held = {"mean": torch.zeros(WIDTH)}
 
@@ -118,7 +100,7 @@ def a_blend_with_the_lot_before_by_chance():
     return loss
 
 
-@hostile()
+@case("most")
 def mixup_in_half_of_the_lots_after_dropout():
     net = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, CLASSES))
 
@@ -130,7 +112,7 @@ def mixup_in_half_of_the_lots_after_dropout():
     return over(loss, net)
 
 
-@hostile()
+@case("most")
 def cutmix_by_numpy_in_half_of_the_lots():
     def loss(m, x, y):
         if np.random.random() < 0.5:  # noqa: NPY002
@@ -144,12 +126,12 @@ def cutmix_by_numpy_in_half_of_the_lots():
 # In the data set, collate_fn and augment ---------------------------------------------------------
 
 
-@hostile()
+@case("most")
 def a_data_set_that_standardizes_the_records_asked_for_together():
     return Case(model(), plain, Read(lambda x: (x - x.mean(0)) / (x.std(0) + 1)), "most")
 
 
-@hostile()
+@case("most")
 def a_data_set_that_subtracts_the_records_asked_for_before():
     held = [torch.zeros(WIDTH)]
 
@@ -160,7 +142,7 @@ def a_data_set_that_subtracts_the_records_asked_for_before():
     return Case(model(), plain, Read(read), "most")
 
 
-@hostile()
+@case("most")
 def a_data_set_that_ignores_the_numbers():
     x, y = data()
 
@@ -178,22 +160,7 @@ def a_data_set_that_ignores_the_numbers():
     return Case(model(), plain, Stream(), "most")
 
 
-@hostile()
-def a_data_set_that_reads_from_an_endless_iterator():
-    x, y = data()
-    rows = itertools.cycle(zip(x, y, strict=True))
-
-    class Stream(Dataset):
-        def __len__(self):
-            return len(x)
-
-        def __getitem__(self, _):
-            return next(rows)
-
-    return Case(model(), plain, Stream(), "most")
-
-
-@hostile()
+@case("most")
 def collate_drops_records_that_are_alike_and_repeats_others():
     def collate(records):
         kept = {int(4 * x[0]): (x, y) for x, y in records}
@@ -203,7 +170,7 @@ def collate_drops_records_that_are_alike_and_repeats_others():
     return Case(model(), plain, torch.utils.data.TensorDataset(*data()), "most", collate)
 
 
-@hostile()
+@case("most")
 def collate_orders_records_by_length():
     def collate(records):
         order = sorted(records, key=lambda r: float(r[0].sum()))
@@ -212,7 +179,7 @@ def collate_orders_records_by_length():
     return Case(model(), plain, torch.utils.data.TensorDataset(*data()), "most", collate)
 
 
-@hostile()
+@case("most")
 def augmentation_adds_noise_that_follows_the_largest_row():
     def augment(batch):
         x, y = batch
@@ -224,7 +191,7 @@ def augmentation_adds_noise_that_follows_the_largest_row():
 # In layers, hooks and functions -------------------------------------------------------------------
 
 
-@hostile()
+@case("most")
 def quantized_by_the_largest_value_of_the_lot():
     def loss(m, x, y):
         scale = x.detach().abs().max() / 7
@@ -233,7 +200,7 @@ def quantized_by_the_largest_value_of_the_lot():
     return loss
 
 
-@hostile()
+@case("most")
 def stored_as_quantized_tensors_of_one_scale():
     def loss(m, x, y):
         scale = float(x.abs().max()) / 127
@@ -242,7 +209,7 @@ def stored_as_quantized_tensors_of_one_scale():
     return loss
 
 
-@hostile()
+@case("most")
 def a_sparse_graph_of_similar_rows():
     def loss(m, x, y):
         near = (torch.cdist(x, x) < 2.5).float()
@@ -252,7 +219,7 @@ def a_sparse_graph_of_similar_rows():
     return loss
 
 
-@hostile()
+@case("most")
 def a_mapped_function_that_sees_the_whole_lot():
     def loss(m, x, y):
         return ce(m(torch.func.vmap(lambda row: row - x.mean(0))(x)), y)
@@ -260,7 +227,7 @@ def a_mapped_function_that_sees_the_whole_lot():
     return loss
 
 
-@hostile()
+@case("most")
 def tangents_of_the_sum_of_all_losses():
     def loss(m, x, y):
         slope = torch.func.jvp(lambda z: ce(m(z), y).sum(), (x,), (torch.ones_like(x),))[1]
@@ -269,7 +236,7 @@ def tangents_of_the_sum_of_all_losses():
     return loss
 
 
-@hostile()
+@case("most")
 def a_compiled_block_that_centers():
     class Block(nn.Module):
         def forward(self, x):
@@ -292,12 +259,12 @@ class Normalized(torch.autograd.Function):
         return g / g.norm()
 
 
-@hostile()
+@case("most")
 def gradients_are_normalized_over_the_lot():
     return lambda m, x, y: ce(m[2](Normalized.apply(m[1](m[0](x)))), y)
 
 
-@hostile()
+@case("most")
 def a_hook_of_a_layer_divides_gradients_by_their_largest():
     net = model()
     net[0].register_full_backward_hook(lambda *_: None)
@@ -305,7 +272,7 @@ def a_hook_of_a_layer_divides_gradients_by_their_largest():
     return over(lambda m, x, y: ce(m(x), y), net)
 
 
-@hostile()
+@case("most")
 def straight_through_a_mean():
     def loss(m, x, y):
         h = m[0](x)
@@ -315,7 +282,7 @@ def straight_through_a_mean():
     return loss
 
 
-@hostile()
+@case("most")
 def a_lesson_from_a_teacher_that_centers():
     net, teacher = model(), copy.deepcopy(model()).requires_grad_(False)
 
@@ -326,7 +293,7 @@ def a_lesson_from_a_teacher_that_centers():
     return over(loss, net)
 
 
-@hostile()
+@case("most")
 def sinkhorn_over_the_lot():
     def loss(m, x, y):
         q = m(x).exp().T
@@ -338,7 +305,7 @@ def sinkhorn_over_the_lot():
     return loss
 
 
-@hostile()
+@case("most")
 def examples_far_from_the_median_count_less():
     def loss(m, x, y):
         losses = ce(m(x), y)
@@ -347,15 +314,12 @@ def examples_far_from_the_median_count_less():
     return loss
 
 
-@hostile()
-def values_of_the_lot_before_in_an_empty_tensor():
-    """Memory that torch hands out again may hold what was there before."""
+@case("most")
+def the_mean_of_the_lot_before_at_an_address():
     held = torch.zeros(WIDTH)
     address = held.data_ptr()
 
     def loss(m, x, y):
-        import ctypes
-
         before = np.frombuffer(ctypes.string_at(address, 4 * WIDTH), np.float32).copy()
         ctypes.memmove(address, x.mean(0).detach().numpy().tobytes(), 4 * WIDTH)
         return ce(m(x - torch.from_numpy(before)), y) + 0 * held.sum()
@@ -375,7 +339,7 @@ def fitted_once(save, load, exists):
     return loss
 
 
-@hostile()
+@case("most")
 def a_scale_of_the_first_lot_in_a_file():
     path = Path(tempfile.mkdtemp()) / "scale.npy"
     return fitted_once(
@@ -383,19 +347,7 @@ def a_scale_of_the_first_lot_in_a_file():
     )
 
 
-@hostile()
-def a_scale_of_the_first_lot_in_the_name_of_a_folder():
-    folder = Path(tempfile.mkdtemp())
-
-    def load():
-        return torch.tensor(float(os.listdir(folder)[0]))
-
-    return fitted_once(
-        lambda s: (folder / str(float(s[0]))).mkdir(), load, lambda: bool(os.listdir(folder))
-    )
-
-
-@hostile()
+@case("most")
 def a_scale_of_the_first_lot_saved_by_torch():
     path = Path(tempfile.mkdtemp()) / "scale.pt"
     return fitted_once(lambda s: torch.save(s, path), lambda: torch.load(path), path.exists)

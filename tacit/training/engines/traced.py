@@ -8,9 +8,10 @@ data set, `collate_fn` and `augment` ever meet a record, each record in a proces
 (`record_processes`). No other record and no earlier call can enter an example's gradient, so the
 guarantee does not rest on a test.
 
-What remains to be trusted are torch's operators and the batching rules of vmap. A program that branches on values, reads values out of
-tensors, writes into tensors that examples share, or calls operators that are not torch's own (their
-code runs outside the trace and may keep state) is refused.
+What remains to be trusted are torch's operators and the batching rules of vmap. A program that
+branches on values, reads values out of tensors, writes into tensors that examples share, or calls
+operators that are not torch's own (their code runs outside the trace and may keep state) is
+refused.
 """
 
 import operator
