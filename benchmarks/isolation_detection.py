@@ -115,9 +115,9 @@ def main() -> None:
         for one in pool.imap_unordered(measure, jobs(todo, options.seeds)):
             print(*one, flush=True)
             found.setdefault(one.name, []).append(one)
-    if options.parts is not None:
-        with options.parts.open("a") as file:
-            file.writelines(json.dumps(one) + "\n" for name in todo for one in found[name])
+            if options.parts is not None:
+                with options.parts.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
     totals = [_added(parts) for parts in found.values()]
     reaches = list(STEPS)
     totals.sort(key=lambda total: (reaches.index(total.reach), total.name))
