@@ -46,7 +46,7 @@ from tacit.training.engines.examples import as_views, as_written
 from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
-from tacit.training.program_state import drawn_so_far
+from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.rounding import as_double
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
@@ -70,6 +70,7 @@ class Isolation:
 
     next_check: float = math.inf
     is_certain: bool = False
+    is_of_loop: bool = True  # whether a loop of the user's computes what was tested, as far as seen
 
     def __init__(self, statement: str, *, guard: ErrorGuard, is_certain: bool = False) -> None:
         self._statement = statement
@@ -89,6 +90,14 @@ class Isolation:
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
+
+    def tests_loop(self, step: int) -> bool:  # noqa: ARG002  # for `CheckedIsolation`
+        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
+        return False
+
+    def losses_of_batch(self, batch: Batch) -> Tensor:
+        """Return the losses of a batch by the program that was tested. Private."""
+        raise NotImplementedError
 
     def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
         """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
@@ -127,12 +136,15 @@ class CheckedIsolation(Isolation):
         self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
         self.first_lots: FirstLots | None = None
         self._refusal: IncompatibleModel | None = None
+        self._has_seen_loop = False
 
     @property
     def statement(self) -> str:
         """How many tests were made, or that one failed."""
         if self.is_void:
             return "examples influence each other: this run has no guarantee"
+        if not self.is_of_loop:
+            return "not tested: the loop computes other losses than loss_fn"
         return f"tested, {self.checks} checks"
 
     @property
@@ -142,7 +154,20 @@ class CheckedIsolation(Isolation):
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
-        return chance_of_missing(share, self.halves)
+        return chance_of_missing(share, self.halves if self.is_of_loop else 0)
+
+    def tests_loop(self, step: int) -> bool:
+        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
+        return self.is_of_loop and (not self._has_seen_loop or step >= self.next_check)
+
+    def losses_of_batch(self, batch: Batch) -> Tensor:
+        """Return the losses of a batch; what the program keeps meanwhile is put back. Private."""
+        self._has_seen_loop = True
+        state = ProgramState(*self.roots)
+        try:
+            return self.loss_fn(self.model, batch)
+        finally:
+            state.restore()
 
     def before_the_first_record(self, ranks: Ranks) -> None:
         """Keep a copy of this process, in which the program has seen no record, for `check_first`.

@@ -32,6 +32,7 @@ def _quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # slow engines, batching fallbacks
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, by forward derivatives
         yield
 
 
