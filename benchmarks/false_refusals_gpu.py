@@ -8,7 +8,6 @@ this script.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -76,8 +75,7 @@ def try_one(name: str, calls: int) -> None:
         with torch.autocast(device.type, torch.bfloat16):
             return losses(model, batch)
 
-    found = count_refusals(model, records(256, device), loss_fn, calls=calls, batch_size=16)
-    print("FOUND", json.dumps(found._asdict()), flush=True)
+    count_refusals(model, records(256, device), loss_fn, calls=calls, batch_size=16)
 
 
 def main() -> None:

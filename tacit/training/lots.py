@@ -6,7 +6,7 @@ loop continues where it was. An empty lot is a step like any other. A microbatch
 rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -200,11 +200,11 @@ class Lots:
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
 
-    def usual_rows(self, key: Key, steps: Iterable[int]) -> list[int]:
-        """Return the rows of a microbatch of each of these steps, as `key` draws them. Private."""
-        draw = self._drawer(key, len(self.records))
-        cuts = (self.cut(draw(int(step))[self._rank :: self._ranks]) for step in steps)
-        return [cut[0].rows if cut else 0 for cut in cuts]
+    def usual_rows(self, key: Key, step: int) -> int:
+        """Return the rows of a microbatch of `step` if `key` draws its lot, with padding. Private."""
+        drawn = self._drawer(key, len(self.records))(step)
+        cut = self.cut(drawn[self._rank :: self._ranks])
+        return cut[0].rows if cut else 0
 
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""

@@ -607,9 +607,10 @@ def _check_first(
     """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
     device = lots.records.device
     before = gpu_bytes(device).used
-    another = Key(key.bytes("isolation lots", 0, 32))  # so lots of the run are not looked at
-    steps = another.numpy("steps", 0).integers(plan.steps, size=_LOOKS - 1)
-    usual = lots.usual_rows(another, steps)
+    # Keys of their own, so that lots of the run are not looked at, and no lot twice.
+    others = [Key(key.bytes("isolation lot", number, 32)) for number in range(_LOOKS - 1)]
+    steps = key.numpy("isolation lot", 0, part=1).integers(plan.steps, size=len(others))
+    usual = [lots.usual_rows(k, int(step)) for k, step in zip(others, steps, strict=True)]
     ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
     if speed.max_microbatch is None and device.type == "cuda":
         most = _largest_lot(speed, plan.expected_batch / ranks.size)
