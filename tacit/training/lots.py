@@ -201,7 +201,7 @@ class Lots:
         return self._draw(step)[self._rank :: self._ranks]
 
     def usual_rows(self, key: Key, step: int) -> int:
-        """Return the rows of a microbatch of `step` if `key` draws its lot, with padding. Private."""
+        """Return the rows, with padding, of a microbatch of `step` if `key` draws it. Private."""
         drawn = self._drawer(key, len(self.records))(step)
         cut = self.cut(drawn[self._rank :: self._ranks])
         return cut[0].rows if cut else 0
