@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
@@ -159,8 +158,8 @@ def test_reading_and_computing_go_on(way, folder):
 # In a run -----------------------------------------------------------------------------------------
 
 
-def a_file_opened_by_name(write):
-    path = tempfile.NamedTemporaryFile(delete=False).name  # noqa: SIM115
+def a_file_opened_by_name(folder, *, write):
+    path = folder / "held"
     np.zeros(6, np.float32).tofile(path)
 
     def visit(x):
@@ -173,21 +172,17 @@ def a_file_opened_by_name(write):
     return visit
 
 
-def shared_memory_by_name(write):
-    name = SharedMemory(create=True, size=24).name
-
+def shared_memory_by_name(name):
     def visit(x):
         memory = SharedMemory(name=name)
         held = np.frombuffer(memory.buf, np.float32)[:6]
-        total = x + torch.from_numpy(held.copy())
-        if write:
-            held[:] = total.numpy()
-        return total
+        held[:] = total = (x + torch.from_numpy(held.copy())).numpy()
+        return torch.from_numpy(total)
 
     return visit
 
 
-def a_pipe_that_was_open(_):
+def a_pipe_that_was_open():
     source, sink = os.pipe()
     os.set_blocking(source, False)
 
@@ -202,7 +197,7 @@ def a_pipe_that_was_open(_):
     return visit
 
 
-def the_answers_of_other_records(_):
+def the_answers_of_other_records():
     """Write into every connection that the process has."""
 
     def visit(x):
@@ -222,23 +217,32 @@ def read_by(visit):
     return RecordProcesses(lambda i: visit(rows[i].clone())[None], (), guard=ErrorGuard())
 
 
-@pytest.mark.parametrize("build", [a_file_opened_by_name, shared_memory_by_name])
-def test_memory_that_records_open_by_name_is_refused(build):
-    with pytest.raises(ProgramError, match="PermissionError"):
-        read_by(build(True))([(0, 0)])
+def test_memory_that_records_open_by_name_is_refused(tmp_path):
+    memory = SharedMemory(create=True, size=24)
+    try:
+        for visit in (
+            shared_memory_by_name(memory.name),
+            a_file_opened_by_name(tmp_path, write=True),
+        ):
+            with pytest.raises(ProgramError, match="PermissionError"):
+                read_by(visit)([(0, 0)])
+    finally:
+        memory.close()
+        memory.unlink()
 
 
-def test_a_file_may_be_read():
-    assert read_by(a_file_opened_by_name(False))([(0, 0)])[0].tensors[0].shape == (1, 6)
+def test_a_file_may_be_read(tmp_path):
+    (found,) = read_by(a_file_opened_by_name(tmp_path, write=False))([(0, 0)])
+    assert found.tensors[0].shape == (1, 6)
 
 
 def test_a_pipe_that_was_open_connects_no_records():
-    read = read_by(a_pipe_that_was_open(None))
+    read = read_by(a_pipe_that_was_open())
     assert torch.equal(read([(2, 0)])[0].tensors[0], read([(1, 0), (2, 0)])[1].tensors[0])
 
 
 def test_a_record_cannot_answer_for_another():
-    read = read_by(the_answers_of_other_records(None))
+    read = read_by(the_answers_of_other_records())
     plain = read_by(lambda x: x)
     try:
         found = read([(0, 0), (1, 0)])
