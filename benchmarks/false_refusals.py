@@ -358,6 +358,7 @@ class Found(NamedTuple):
     """What came of the fresh calls of `make_private` for one model."""
 
     refused: int
+    calls: int
     seconds: float
     reason: str
 
@@ -365,14 +366,18 @@ class Found(NamedTuple):
 def count_refusals(
     model: Any, records: Any, loss_fn: Any, *, calls: int, batch_size: int, steps: int = 3
 ) -> Found:
-    """Make `model` private in fresh calls, take private steps, and count the refusals."""
+    """Make `model` private in fresh calls, take private steps, and count the refusals.
+
+    What was found so far is printed after each call.
+    """
     import torch
 
     import tacit
 
     warnings.simplefilter("ignore")
     start, refused, reason = time.perf_counter(), 0, ""
-    for _ in range(calls):
+    found = Found(0, 0, 0.0, "")
+    for call in range(calls):
         parameters = [p for p in model.parameters() if p.requires_grad]
         try:
             private = tacit.make_private(
@@ -389,7 +394,9 @@ def count_refusals(
                 private.step(lot)
         except tacit.errors.IncompatibleModel as error:
             refused, reason = refused + 1, str(error)
-    return Found(refused, time.perf_counter() - start, reason)
+        found = Found(refused, call + 1, time.perf_counter() - start, reason)
+        print("FOUND", json.dumps(found._asdict()), flush=True)
+    return found
 
 
 def in_processes(
@@ -403,13 +410,15 @@ def in_processes(
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=limit, check=False
             )
-            found = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+            output = done.stdout
             failure = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        except subprocess.TimeoutExpired:
-            found, failure = [], f"no result within {limit:.0f} s"
+        except subprocess.TimeoutExpired as late:  # what was found until then counts
+            output = (late.stdout or b"").decode()
+            failure = f"no result within {limit:.0f} s"
+        found = [line for line in output.splitlines() if line.startswith("FOUND ")]
         if found:
             one = Found(**json.loads(found[-1].removeprefix("FOUND ")))
-            row = (name, f"{one.refused} of {calls}", f"{one.seconds:.0f}", one.reason[:120])
+            row = (name, f"{one.refused} of {one.calls}", f"{one.seconds:.0f}", one.reason[:120])
         else:
             row = (name, "failed", "", failure[:160])
         print(" | ".join(row), flush=True)
@@ -434,8 +443,7 @@ def try_one(name: str, calls: int) -> None:
     is_adapter = name in ADAPTERS
     model = adapted(name) if is_adapter else transformer(name)
     records, loss_fn = batch_and_loss("causal" if is_adapter else MODELS[name][2])
-    found = count_refusals(model, records, loss_fn, calls=calls, batch_size=8)
-    print("FOUND", json.dumps(found._asdict()), flush=True)
+    count_refusals(model, records, loss_fn, calls=calls, batch_size=8)
 
 
 def main() -> None:

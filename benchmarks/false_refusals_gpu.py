@@ -1,6 +1,6 @@
 """Does `make_private` accept large models in bfloat16 on a GPU? One process per model.
 
-    python benchmarks/false_refusals_gpu.py [NAME ...] [--calls 20]
+    python benchmarks/false_refusals_gpu.py [NAME ...] [--calls 20] [--processes 1]
 
 Random weights and records. A model is accepted if all fresh calls of `make_private` and three
 private steps after each of them succeed. Without a GPU the models are made tiny, which only tests
@@ -8,7 +8,6 @@ this script.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -76,8 +75,7 @@ def try_one(name: str, calls: int) -> None:
         with torch.autocast(device.type, torch.bfloat16):
             return losses(model, batch)
 
-    found = count_refusals(model, records(256, device), loss_fn, calls=calls, batch_size=16)
-    print("FOUND", json.dumps(found._asdict()), flush=True)
+    count_refusals(model, records(256, device), loss_fn, calls=calls, batch_size=16)
 
 
 def main() -> None:
@@ -85,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--one", action="store_true")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one process")
     options = parser.parse_args()
@@ -92,7 +91,9 @@ def main() -> None:
         try_one(options.names[0], options.calls)
         return
     names = options.names or list(MODELS)
-    rows = in_processes(__file__, names, calls=options.calls, limit=options.limit)
+    rows = in_processes(
+        __file__, names, calls=options.calls, limit=options.limit, processes=options.processes
+    )
     if ON_GPU:
         title = f"Refusals in bfloat16 on {torch.cuda.get_device_name()}, {options.calls} calls"
         report("false-refusals-gpu", title, ("tacit", "torch"), rows)

@@ -1,14 +1,17 @@
 """How often are programs that mix examples refused, and those that do not accepted?
 
-    python benchmarks/isolation_detection.py [NAME ...] [--seeds 50] [--processes 1]
+    python benchmarks/isolation_detection.py [NAME ...] [--seeds 50] [--processes 1] [--parts FILE]
 
 The programs are those of tests/training: `mixing_cases`, `random_mixing_cases`, `clean_programs`.
 Mixing of most rows must be refused before the first release, on every seed. Rare and late mixing is
-run for 600 steps on 12 seeds. Clean programs are built on every seed and take three steps.
+run for 600 steps on 12 seeds. Clean programs are built on every seed and take three steps. What was
+measured is appended to the file in `--parts`, and the table holds all of it: so it can be run in
+pieces, some names at a time.
 """
 
 import argparse
 import importlib
+import json
 import multiprocessing
 import sys
 import time
@@ -99,13 +102,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--parts", type=Path)
     options = parser.parse_args()
     names = options.names or list(programs())
     found: dict[str, list[Found]] = {}
+    if options.parts is not None and options.parts.exists():
+        for line in options.parts.read_text().splitlines():
+            one = Found(*json.loads(line))
+            found.setdefault(one.name, []).append(one)
+    todo = [name for name in names if name not in found]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for one in pool.imap_unordered(measure, jobs(names, options.seeds)):
+        for one in pool.imap_unordered(measure, jobs(todo, options.seeds)):
             print(*one, flush=True)
             found.setdefault(one.name, []).append(one)
+            if options.parts is not None:
+                with options.parts.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
     totals = [_added(parts) for parts in found.values()]
     reaches = list(STEPS)
     totals.sort(key=lambda total: (reaches.index(total.reach), total.name))

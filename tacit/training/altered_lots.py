@@ -4,7 +4,7 @@ See `isolation` for the tests that are made of them, and `rounding` for what is 
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -77,7 +77,7 @@ class AlteredLots:
         Lots padded to another length run other kernels. If these may round coarsely, a small
         difference says nothing, and another half is replaced.
         """
-        for _ in range(REPETITIONS):
+        for _ in range(_REPETITIONS):
             kept, rows = self._half()
             after = self.losses(rows)[kept]
             if self._is_alike() or self._differ(kept, after, (rows, kept), is_fine=False):
@@ -208,16 +208,43 @@ class AlteredLots:
         return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
 
     def follow(self) -> None:
-        """Run the lot after itself, and after a lot of which half of the rows were replaced."""
+        """Run the lot after itself, and after lots of which half of the rows were replaced.
+
+        A thorough test compares several calls, each with random numbers of its own: a program may
+        use what it kept in some calls only.
+        """
         _, rows = self._half()
-        after_itself = self.losses(self.rows, after=self.rows)
-        after_another = self.losses(self.rows, after=rows)
-        if not _are_equal(after_itself, after_another):
+        calls = _CALLS if self.is_thorough else _CALLS[:1]
+        after_itself, after_another = (self._repeated(lot, calls) for lot in (self.rows, rows))
+        for call, *losses in zip(calls, after_itself, after_another, strict=True):
+            if not self._seem_different(*losses):
+                continue
+            self._earlier, seed, self.seed = call - 1, self.seed, self.seed + call
             if self._has_memory(rows):
                 self._refuse("after")
+            self.seed = seed
             if self.rounding.is_unrepeatable:
                 return self._follow_in_law()
         return self._passed()
+
+    def _seem_different(self, a: Tensor, b: Tensor) -> bool:
+        """Return whether losses of the lot differ by more than measured rounding."""
+        if _are_equal(a, b):
+            return False
+        is_far = distance(a, b) > self.rounding.slack(8, is_fine=True)
+        return bool((is_far | (a.isfinite() != b.isfinite())).any())
+
+    def _repeated(self, before: Indices, calls: Sequence[int]) -> list[Tensor]:
+        """Return the losses of the lot in some calls; the lot `before` is run in the others."""
+        self.state.restore()
+        found = []
+        for call in range(1, calls[-1] + 1):
+            if call in calls:
+                self.state.restore_generators()  # what they draw now is as random as before
+                found.append(self.program.losses(self.rows, self.seed + call)[0])
+            else:
+                self.program.losses(before, self.seed + call)
+        return found
 
     def _follow_in_law(self) -> None:
         """Compare laws of the losses after a lot of the record of the largest loss and another lot.
@@ -244,16 +271,13 @@ class AlteredLots:
         )
         records = self.rng.permutation(len(self.program.records))
         first = np.resize(records, (2, _EARLIER, len(self.rows)))
-        a, b = map(run, first)
-        if a is None or b is None:
+        found = run(list(first))
+        if found is None:
             return None
-        if _are_equal(a, b):
+        if not self._seem_different(*found):
             return self._passed()
-        is_far = distance(a, b) > self.rounding.slack(8, is_fine=True)
-        if not bool((is_far | (a.isfinite() != b.isfinite())).any()):
-            return self._passed()
-        again = [run(lots) for lots in first]  # a program that differs by chance is no proof
-        if all(c is not None and _are_equal(c, d) for c, d in zip(again, (a, b), strict=True)):
+        again = run(list(first))  # a program that differs by chance is no proof
+        if again is not None and all(map(_are_equal, found, again)):
             self._refuse("after")
         return None
 
@@ -273,12 +297,14 @@ class AlteredLots:
         def run(lots: AlteredLots) -> list[Gradient]:
             return [lots.gradient(self.rows, every, after=lot) for lot in (self.rows, rows)]
 
-        for _ in range(_PAIRS_OF_GRADIENTS):
-            if not self._are_far(run, every, is_fine=True):
-                return self._passed()
-        if self.rounding.is_unrepeatable or (self.is_random() and not self._draws_alike()):
-            return None
-        return self._refuse("after")
+        for call in _CALLS_OF_GRADIENTS:
+            self._earlier = call - 1
+            if not all(self._are_far(run, every, is_fine=True) for _ in range(_PAIRS_OF_GRADIENTS)):
+                continue
+            if self.rounding.is_unrepeatable or (self.is_random() and not self._draws_alike()):
+                return None
+            self._refuse("after")
+        return self._passed()
 
     def _has_memory(self, rows: Indices) -> bool:
         """Return whether the lot's losses depend on whether `rows` or the lot itself came before.
@@ -484,8 +510,11 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
 
 
 _EARLIER = 5  # lots that come before, since a program may keep what it saw for some calls
+# Calls of a lot that follows others, among them all remainders when divided by 2, 3 or 4.
+_CALLS = (2, 4, 7, 9, 11, 14, 16)
+_CALLS_OF_GRADIENTS = (2, 5)
 _PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at random
-REPETITIONS = 4  # repetitions of the tests that can miss by chance, before the first release
+_REPETITIONS = 4  # halves that are replaced if lots are padded to other lengths
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
 _SUSPECTS = 3  # rows whose clones are run before a refusal

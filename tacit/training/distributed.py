@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, IncompatibleModel
 from tacit.ledger import Ledger
 from tacit.training.clip import ClippedSum
 
@@ -86,6 +86,20 @@ class Ranks:
         error, result = self.share((error, result))
         if error is not None:
             raise error
+        return result
+
+    def on_all(self, act: Callable[[], Result]) -> Result:
+        """Call `act` on every rank; if it raises on one of them, no other rank waits for it."""
+        error: Exception | None = None
+        result: Any = None  # Any: what `act` returns
+        try:
+            result = act()
+        except Exception as raised:
+            if self.size == 1:
+                raise
+            error = raised
+        if self.least(int(error is None)) == 0:
+            raise error or IncompatibleModel("another rank refused the program; see its error.")
         return result
 
     def pay_and_add(

@@ -5,18 +5,25 @@ Python cannot put it back (an attribute of a `ScriptModule`, a variable of a gen
 environment, memory of a C library), all runs in one process use the same scale, and none of them
 shows where it came from. `FirstLots` keeps a copy of the process, made before the program has seen
 a record, and runs the program in copies of that copy: each of them begins with an untouched one.
+
+Files outlast processes. If a copy reads a file that was written after the program first ran, such
+as a scale that was saved by the first lot, it is moved away and the lots are run again.
 """
 
+import contextlib
 import functools
+import marshal
 import os
 import pickle
 import select
 import signal
 import socket
+import stat
 import sys
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,10 +43,18 @@ from tacit.training.program_state import ProgramState
 from tacit.training.records import Indices
 
 _MOST_SHARED = 2**30  # bytes of shared memory that are copied
+_AWAY = ".moved-by-tacit"  # what is appended to the name of a file that is moved away
 
 
 Losses = Callable[[Indices, int], tuple[Tensor, Any]]
 """A program: returns the losses (rows, views) of a lot by a seed, and something else."""
+
+
+class _Found(NamedTuple):
+    """The losses of a lot in a copy, None if they cannot be repeated, and files that it opened."""
+
+    losses: Tensor | None
+    files: set[str]
 
 
 class FirstLots:
@@ -51,16 +66,40 @@ class FirstLots:
     """
 
     def __init__(self, losses: Losses, roots: Sequence[Any]) -> None:
+        self._began = time.time_ns()
         pid, here = start_server(lambda there: _serve(losses, roots, there))
         self._socket, self._stream = here, here.makefile("rwb")
         self._end = weakref.finalize(self, _end, here, pid, os.getpid())
 
-    def __call__(self, first: Indices, lot: Indices, seed: int, *, seconds: float) -> Tensor | None:
-        """Return the losses of `lot` after the lots in `first`, or None. Private.
+    def __call__(
+        self, first: Sequence[Indices], lot: Indices, seed: int, *, seconds: float
+    ) -> list[Tensor] | None:
+        """Return the losses of `lot` after each series of lots in `first`, or None. Private.
 
         There are none if they differ when the lot is run again: then the program has other memory,
         or random numbers that cannot be repeated.
         """
+        run = functools.partial(self._run, lot=lot, seed=seed, seconds=seconds)
+        found = [run(lots) for lots in first]
+        written = sorted({file for one in found for file in one.files if self._is_new(file)})
+        if written:
+            found = []
+            with contextlib.suppress(OSError), _moved_away(written) as forget:
+                for lots in first:
+                    found.append(run(lots))
+                    forget()
+        losses = [one.losses for one in found if one.losses is not None]
+        return losses if len(losses) == len(first) else None
+
+    def _is_new(self, file: str) -> bool:
+        """Return whether a file was written after the program was first run."""
+        try:
+            found = os.stat(file)
+        except (OSError, ValueError):
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_ctime_ns > self._began
+
+    def _run(self, first: Indices, lot: Indices, seed: int, seconds: float) -> _Found:
         answer = b""
         try:
             send(self._stream, pickle.dumps((first, lot, seed)))
@@ -68,13 +107,37 @@ class FirstLots:
                 answer = receive(self._stream)
             else:
                 self._end()
-        except OSError:  # it has ended
+        except (OSError, ValueError):  # it has ended
             pass
         if not answer:
-            return None
-        once, again = torch.frombuffer(bytearray(answer), dtype=torch.float64).chunk(2)
+            return _Found(None, set())
+        numbers, files = marshal.loads(answer)
+        once, again = torch.frombuffer(bytearray(numbers), dtype=torch.float64).chunk(2)
         is_repeatable = torch.equal(once.nan_to_num(torch.inf), again.nan_to_num(torch.inf))
-        return once.view(len(lot), -1) if is_repeatable else None
+        return _Found(once.view(len(lot), -1) if is_repeatable else None, set(files))
+
+
+@contextlib.contextmanager
+def _moved_away(files: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """Give files other names inside the block, and a function that removes new ones in their place.
+
+    A file that is renamed stays the same for a program that has it open.
+    """
+
+    def forget() -> None:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+
+    moved: list[str] = []
+    try:
+        for file in files:
+            os.rename(file, file + _AWAY)
+            moved.append(file)
+        yield forget
+    finally:
+        for file in moved:
+            os.replace(file + _AWAY, file)
 
 
 def can_run_first_lots(device: torch.device) -> bool:
@@ -88,14 +151,14 @@ def _serve(losses: Losses, roots: Sequence[Any], connection: socket.socket) -> N
     """Answer requests until the other process closes its end."""
     os.setpgid(0, 0)  # so that it can be ended together with its own copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it
-    silence()
-    close_connections(keep=connection.fileno())
+    nowhere = silence()
+    close_connections(keep=connection.fileno(), nowhere=nowhere)
     copy_shared_memory()
     torch.set_num_threads(1)  # threads of the other process do not exist here
     with connection.makefile("rwb") as stream:
         while message := receive(stream):
             compute = functools.partial(_losses_after, losses, roots, *pickle.loads(message))
-            send(stream, finish(*start(compute)))
+            send(stream, finish(*start(compute, nowhere=nowhere)))
 
 
 def _losses_after(
@@ -103,8 +166,17 @@ def _losses_after(
 ) -> bytes:
     """Run the lots in `first`, then `lot` twice; return its losses. Private.
 
-    Random generators start anew for `lot`: what was drawn before may depend on records.
+    Random generators start anew for `lot`: what was drawn before may depend on records. The files
+    that were opened are returned as well.
     """
+    files: set[str] = set()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "sqlite3.connect") and not isinstance(arguments[0], int):
+            with contextlib.suppress(TypeError):
+                files.add(os.path.abspath(os.fsdecode(arguments[0])))
+
+    sys.addaudithook(note)  # in this copy alone
     before = ProgramState(*roots)
     for number, indices in enumerate(first):
         losses(indices, seed + 1 + number)
@@ -113,7 +185,7 @@ def _losses_after(
         after.restore()
         before.restore_generators()
         found.append(losses(lot, seed)[0])
-    return torch.stack(found).numpy().tobytes()
+    return marshal.dumps((torch.stack(found).numpy().tobytes(), sorted(files)))
 
 
 def _end(connection: socket.socket, pid: int, owner: int) -> None:

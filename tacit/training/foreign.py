@@ -11,6 +11,7 @@ A loop may also leave the losses to `loss_fn` and call `private.backward()` for 
 then that of `Private.step`, compiled if the run compiles, and the loop's optimizer does the rest.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,11 +32,12 @@ from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.epochs import EpochLoops
 from tacit.training.gradients.site import Unsupported
-from tacit.training.key import reseed
+from tacit.training.key import randomness, reseed
 from tacit.training.lots import Lot
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import with_loss
 from tacit.training.records import Microbatch
+from tacit.training.rounding import is_close
 from tacit.training.tree import (
     Batch,
     LossFn,
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
+_UNTESTED = (
+    "the losses of the loop are not those of loss_fn, which was tested for examples that influence "
+    "each other; so the loop counts as not tested. Make loss_fn compute what the loop computes."
+)
 _DIFFERS = (
     "the loop uses the model in another way than loss_fn does. Make them the same, or give no "
     "loss_fn to make_private: any loop works then, more slowly. Nothing was released."
@@ -153,6 +159,8 @@ class ForeignLoops(EpochLoops):
                     total, drawn = so_far[0] + total, so_far[1] + drawn
                 for parameter in self._parameters.values():
                     parameter.grad = None
+                if handed.tested is not None:
+                    self._compare_with_loss_fn(handed, losses)
                 if handed.is_last:
                     if self.steps_taken >= self._isolation.next_check:
                         self._check_isolation()
@@ -186,6 +194,18 @@ class ForeignLoops(EpochLoops):
         """Test the program on this step's lot, before it is paid for; see `isolation`."""
         lot = self._lots.lot(self.steps_taken)
         self._isolation.check_lot(lot, self._lots.key, self._ranks)
+
+    def _compare_with_loss_fn(self, handed: "_HandedOut", losses: Tensor) -> None:
+        """Withdraw the statement that the program was tested if the loop computes something else.
+
+        What was tested is `loss_fn`. A loop that gives the same losses is taken to do the same.
+        """
+        seed, device = self._lots.seed(self.steps_taken) + handed.number, self._lots.records.device
+        with gathered(self._model), as_written(), torch.no_grad(), randomness(seed, device):
+            expected = self._guard(self._isolation.losses_of_batch, handed.tested)
+        if not is_close(losses.detach(), expected):
+            self._isolation.is_of_loop = False
+            warnings.warn(_UNTESTED, RuntimeWarning, stacklevel=3)
 
     @property
     def isolation(self) -> str:
@@ -260,6 +280,9 @@ class ForeignLoops(EpochLoops):
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
             )
+        tested = None
+        if self._isolation.tests_loop(self.steps_taken):
+            tested = map_tensors(torch.clone, microbatch.batch)  # the loop may write into its batch
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         mode = self.arithmetic.mode
@@ -272,7 +295,7 @@ class ForeignLoops(EpochLoops):
             self._parameters,
             bounded=mode == "bounded",
         )
-        self._handed_out = _HandedOut(microbatch, forward, is_last)
+        self._handed_out = _HandedOut(microbatch, forward, is_last, number, tested)
 
     def _check_used(self, step: int, *, is_last: bool) -> None:
         # One record that makes a batch fail must not take its neighbors out of the sum.
@@ -370,6 +393,11 @@ class _HandedOut(NamedTuple):
     microbatch: Microbatch
     forward: ForeignForward
     is_last: bool  # of its lot
+    number: int  # among the microbatches of its lot, from 1
+    tested: Batch | None  # a copy for `loss_fn`, if the loop is to be compared with it
+
+    def __repr__(self) -> str:
+        return "_HandedOut(private)"
 
 
 class _Follow(Intercept):

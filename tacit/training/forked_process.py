@@ -29,13 +29,16 @@ def fork() -> int:
         return os.fork()
 
 
-def start(compute: Callable[[], bytes]) -> tuple[int, int]:
-    """Compute something in a copy of this process; return its number and a pipe for the result."""
+def start(compute: Callable[[], bytes], *, nowhere: int) -> tuple[int, int]:
+    """Compute something in a copy of this process; return its number and a pipe for the result.
+
+    The copy has no other connections (see `close_connections`).
+    """
     source, sink = os.pipe()
     pid = fork()
     if pid == 0:
         try:
-            os.close(source)
+            close_connections(keep=sink, nowhere=nowhere)
             reopen_files()
             with os.fdopen(sink, "wb") as stream:
                 stream.write(compute())
@@ -79,11 +82,12 @@ def receive(source: BufferedIOBase) -> bytes:
     return source.read(int.from_bytes(size, "big"))
 
 
-def silence() -> None:
-    """Drop what this process prints."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def silence() -> int:
+    """Drop what this process prints, let it read nothing, and return the file that does both."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    return nowhere
 
 
 def forbid_writing_files() -> None:
@@ -93,12 +97,11 @@ def forbid_writing_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def close_connections(*, keep: int) -> None:
-    """Replace sockets, pipes and the like by one that is always empty; leave the one in `keep`.
+def close_connections(*, keep: int, nowhere: int) -> None:
+    """Replace sockets, pipes and the like by the empty file `nowhere`; leave the one in `keep`.
 
     Two processes that read from one connection take each other's messages.
     """
-    nowhere = os.open(os.devnull, os.O_RDWR)
     for number in _numbers():
         kind = os.fstat(number).st_mode
         is_held = stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)
@@ -121,20 +124,30 @@ def _is_open(number: int) -> bool:
 
 
 def shared_memory() -> list[tuple[int, int]]:
-    """Return where memory begins and ends that this process may write and others see (Linux)."""
-    table = Path("/proc/self/maps")
-    found = []
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-        place, rights, _, _, _, *name = line.split(maxsplit=5)
-        if rights[1] == "w" and rights[3] == "s" and not "".join(name).startswith(_DEVICES):
-            start, end = (int(part, 16) for part in place.split("-"))
-            found.append((start, end))
+    """Return where memory begins and ends that others see and this process may write (Linux).
+
+    That includes memory which it may not write yet, but could make writable.
+    """
+    found: list[tuple[int, int]] = []
+    place: tuple[int, int] | None = None  # of shared memory that was not found to be writable yet
+    for line in Path("/proc/self/smaps").read_text("utf-8", "replace").splitlines():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):  # a new region: its place, rights and file
+            begin, end = (int(part, 16) for part in first.split("-"))
+            is_shared = rest[0][3] == "s" and not "".join(rest[4:]).startswith(_DEVICES)
+            place = (begin, end) if is_shared else None
+            is_writable = rest[0][1] == "w"
+        else:
+            is_writable = first == "VmFlags:" and "mw" in line.split()
+        if place and is_writable:
+            found.append(place)
+            place = None
     return found
 
 
 def copy_shared_memory() -> None:
     """Replace memory that this process shares with others, and may write, by a copy of its own."""
-    if not Path("/proc/self/maps").exists():
+    if not Path("/proc/self/smaps").exists():
         return
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
@@ -148,8 +161,11 @@ def copy_shared_memory() -> None:
         ctypes.memmove(start, held, end - start)
 
 
-def reopen_files() -> None:
-    """Give this process its own place in every open file; close files that cannot be reopened."""
+def reopen_files(*, is_for_reading: bool = False) -> None:
+    """Give this process its own place in every open file; close files that cannot be reopened.
+
+    With `is_for_reading`, it can no longer write into any of them.
+    """
     import fcntl  # POSIX has it, as it has fork
 
     for number in _numbers():
@@ -157,6 +173,7 @@ def reopen_files() -> None:
             continue
         try:
             how = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            how = os.O_RDONLY if is_for_reading else how
             again = os.open(_OPEN_FILES / str(number), how)
         except OSError:
             os.close(number)

@@ -29,7 +29,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
-from tacit.training.altered_lots import FEW_ROWS, REPETITIONS, AlteredLots
+from tacit.training.altered_lots import FEW_ROWS, AlteredLots
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import engine_named
@@ -46,7 +46,7 @@ from tacit.training.engines.examples import Examples, as_views, as_written
 from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
-from tacit.training.program_state import drawn_so_far
+from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.rounding import Gradient, as_double
 from tacit.training.tree import Batch, LossFn, check_losses, current_device, with_rows
@@ -76,6 +76,7 @@ class Isolation:
     gradient_rows: int | None = None
     next_check: float = math.inf
     is_certain: bool = False
+    is_of_loop: bool = True  # whether a loop of the user's computes what was tested, as far as seen
 
     def __init__(self, statement: str, *, guard: ErrorGuard, is_certain: bool = False) -> None:
         self._statement = statement
@@ -96,7 +97,15 @@ class Isolation:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
-    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+    def tests_loop(self, step: int) -> bool:  # noqa: ARG002  # for `CheckedIsolation`
+        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
+        return False
+
+    def losses_of_batch(self, batch: Batch) -> Tensor:
+        """Return the losses of a batch by the program that was tested. Private."""
+        raise NotImplementedError
+
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
         """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
@@ -134,12 +143,15 @@ class CheckedIsolation(Isolation):
         self.first_lots: FirstLots | None = None
         self._takes_gradients = False  # whether the program has been seen to
         self._refusal: IncompatibleModel | None = None
+        self._has_seen_loop = False
 
     @property
     def statement(self) -> str:
         """How many tests were made, or that one failed."""
         if self.is_void:
             return "examples influence each other: this run has no guarantee"
+        if not self.is_of_loop:
+            return "not tested: the loop computes other losses than loss_fn"
         return f"tested, {self.checks} checks"
 
     @property
@@ -149,7 +161,20 @@ class CheckedIsolation(Isolation):
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
-        return chance_of_missing(share, self.halves)
+        return chance_of_missing(share, self.halves if self.is_of_loop else 0)
+
+    def tests_loop(self, step: int) -> bool:
+        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
+        return self.is_of_loop and (not self._has_seen_loop or step >= self.next_check)
+
+    def losses_of_batch(self, batch: Batch) -> Tensor:
+        """Return the losses of a batch; what the program keeps meanwhile is put back. Private."""
+        self._has_seen_loop = True
+        state = ProgramState(*self.roots)
+        try:
+            return self.loss_fn(self.model, batch)
+        finally:
+            state.restore()
 
     def before_the_first_record(self, ranks: Ranks) -> None:
         """Keep a copy of this process, in which the program has seen no record, for `check_first`.
@@ -160,16 +185,17 @@ class CheckedIsolation(Isolation):
             with contextlib.suppress(OSError):  # out of memory or of processes
                 self.first_lots = FirstLots(self.losses, self.roots)
 
-    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
         """Check lots of random records, hard, before anything is released.
 
-        The first lot has `rows` rows, the others have sizes as they are drawn if `expected` records
-        are expected in a lot: a program may mix at some sizes only.
+        The first lot has `rows` rows, the others have the rows that `usual` says, but not more: a
+        program may mix at some sizes only.
         """
-        rng = key.numpy("isolation", 0)
-        lot = rng.choice(len(self.records), max(4, rows), replace=max(4, rows) > len(self.records))
-        usual = rng.poisson(expected, size=REPETITIONS - 1)
-        self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
+        rng, rows = key.numpy("isolation", 0), max(4, rows)
+        sizes = np.clip(np.asarray(usual, np.int64), 4, rows)
+        n = len(self.records)
+        lots = [rng.choice(n, size, replace=int(size) > n) for size in (rows, *sizes)]
+        self.guard(self.check, lots, rng)
         self._plan_next(0, key)
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
@@ -207,36 +233,45 @@ class CheckedIsolation(Isolation):
         gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
         self.next_check = step + int(gap)
 
-    def check(self, lot: Indices, rng: np.random.Generator, sizes: Indices) -> None:
-        """Raise `IncompatibleModel` if rows of this lot are seen to influence each other. Private.
+    def check(self, lots: Sequence[Indices], rng: np.random.Generator) -> None:
+        """Raise `IncompatibleModel` if rows of these lots influence each other. Private.
 
-        Every test is made, those that can miss by chance several times, with new random numbers.
-        `rng` chooses which rows are replaced and by which records; it must be independent of the
-        data. Repeated tests take the first rows of the lot, as many as `sizes` says.
+        The first lot goes through every test. The others go through those that can miss by chance:
+        a program may mix in some lots only, because of their records, their sizes or its random
+        numbers. `rng` chooses which rows are replaced and by which records; it must be independent
+        of the data.
         """
         with gathered(self.model):
-            whole, began = self._full(lot, rng), time.monotonic()
-            trial = AlteredLots(self, whole, rng, is_thorough=True)
+            began = time.monotonic()
+            trial = AlteredLots(self, lots[0], rng, is_thorough=True)
             try:
                 trial.replace()
                 trial.isolate()
                 trial.follow()
                 trial.remove()
-                more = np.resize(sizes, _MORE if trial.is_random() else 0)
-                for size in (*sizes, *more):
-                    trial.begin(whole[:size])
-                    trial.replace()
-                    trial.isolate()
-                trial.begin(whole[: self.gradient_rows])
+                self._cut_for_gradients(trial)
                 trial.warm_up()
                 trial.follow_by_gradients()
                 trial.replace_gradients()
                 trial.remove_gradients()
-                trial.begin(whole[:FEW_ROWS])
+                for number, lot in enumerate(lots[1:]):
+                    trial.begin(lot)
+                    trial.replace()
+                    if not trial.is_random():
+                        trial.isolate()
+                    if number < _LOOKS_AT_GRADIENTS:
+                        self._cut_for_gradients(trial)
+                        trial.replace_gradients()
+                trial.begin(lots[0][:FEW_ROWS])
                 trial.follow_first_lots(seconds=3 + time.monotonic() - began)
             finally:
                 trial.state.restore()
                 self.first_lots = None
+
+    def _cut_for_gradients(self, trial: AlteredLots) -> None:
+        """Begin a trial anew on fewer rows, if gradients of all of them take too much memory."""
+        if self.gradient_rows is not None and len(trial.rows) > self.gradient_rows:
+            trial.begin(trial.rows[: self.gradient_rows])
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
@@ -315,7 +350,7 @@ class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(lambda _: None, unpack)
 
 
-_MORE = 12  # repetitions for programs that draw random numbers: they may mix by chance
+_LOOKS_AT_GRADIENTS = 4  # lots of which gradients are compared as well, beside the first one
 
 
 def chance_of_missing(share: float, checks: int) -> float:

@@ -212,6 +212,12 @@ class Lots:
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
 
+    def usual_rows(self, key: Key, step: int) -> int:
+        """Return the rows, with padding, of a microbatch of `step` if `key` draws it. Private."""
+        drawn = self._drawer(key, len(self.records))(step)
+        cut = self.cut(drawn[self._rank :: self._ranks])
+        return cut[0].rows if cut else 0
+
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""
         return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]

@@ -347,9 +347,12 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self.total = 0
 
         def pack(tensor: Tensor) -> Any:  # Any: autograd stores whatever pack returns
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            try:
+                place = tensor.untyped_storage().data_ptr()
+            except RuntimeError:  # inside a transform of torch.func, which hides the memory
+                place = id(tensor)
+            if place not in seen:
+                seen.add(place)
                 self.total += math.prod(tensor.shape) * tensor.element_size()
             return tensor
 

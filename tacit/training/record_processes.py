@@ -12,8 +12,9 @@ no tensors. It is part of the program's declared format and must be the same for
 
 A process ends with its own memory, but files and shared memory outlast it. Children therefore get
 copies of the memory that the run shares with other processes, and places of their own in the files
-that it has open (on Linux); they cannot write into files, and what they print is dropped. Outside
-of this argument are names of files, sockets, and other processes.
+that it has open. They have no connections, what they print is dropped, and a filter of system calls
+lets them change nothing else (`sealed_process`). Outside of this argument is what the system itself
+counts and shows: clocks, process numbers, times at which files were read.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ from tacit.training.forked_process import (
     finish,
     forbid_writing_files,
     receive,
+    reopen_files,
     send,
     silence,
     start,
@@ -47,11 +49,12 @@ from tacit.training.forked_process import (
 )
 from tacit.training.key import reseed
 from tacit.training.program_state import ProgramState
+from tacit.training.sealed_process import seal
 from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
 Schema = tuple[Any, ...]  # Any: nested tuples of plain values, see `schema_of`
-_READ, _QUIT = b"r", b"q"
+_READ, _QUIT, _READY = b"r", b"q", b"s"
 _NO_RECORD = -1
 _SECONDS = 5.0  # between two looks at whether the process of the run still exists
 _CPU = torch.device("cpu")
@@ -63,6 +66,11 @@ _FOREIGN = (
 _ON_GPU = (
     "isolation='strict' runs the data set, collate_fn and augment in processes that cannot use the "
     "GPU, but one of them does. Compute on the CPU there, or use isolation='checked'."
+)
+_UNSEALED = (
+    "isolation='strict' reads each record in a process that can change nothing outside itself, "
+    "which needs Linux with filters of system calls (seccomp) on x86_64 or aarch64. Give a tensor "
+    "or arrays without collate_fn and augment, or use isolation='checked'."
 )
 _DIED = (
     "the process that reads a record ended unexpectedly, often because memory ran out. Nothing of "
@@ -105,11 +113,7 @@ class RecordProcesses:
         processes: int = 1,
     ) -> None:
         if not hasattr(os, "fork"):
-            raise IncompatibleModel(
-                "isolation='strict' reads each record in a forked process, which this system does "
-                "not have. Give a tensor or arrays without collate_fn and augment, or use "
-                "isolation='checked'."
-            )
+            raise IncompatibleModel(_UNSEALED)
         owner = os.getpid()
 
         def serve(there: socket.socket) -> None:
@@ -117,6 +121,8 @@ class RecordProcesses:
 
         pid, self._socket = start_server(serve)
         self._end = weakref.finalize(self, _end, self._socket, pid, owner)
+        if self._socket.recv(1) != _READY:
+            raise IncompatibleModel(_UNSEALED)
 
     def __call__(self, requests: Sequence[tuple[int, int]]) -> list[Example]:
         """Return the examples of records, each given by its number and a seed. Private."""
@@ -216,10 +222,13 @@ class _Parent:
         self._socket, self._processes = requests, processes
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process of the run handles it
         torch.set_num_threads(1)  # threads of the process of the run do not exist here
-        silence()
+        self._nowhere = silence()
         forbid_writing_files()
-        close_connections(keep=requests.fileno())
+        close_connections(keep=requests.fileno(), nowhere=self._nowhere)
         copy_shared_memory()
+        reopen_files(is_for_reading=True)
+        seal()
+        requests.send(_READY)
         self._state = ProgramState(*program)
         gc.freeze()
 
@@ -254,7 +263,7 @@ class _Parent:
 
     def _start(self, index: int, seed: int) -> tuple[int, int]:
         """Fork a child for one record; return its process and the pipe that it writes into."""
-        return start(lambda: self._answer(index, seed))
+        return start(lambda: self._answer(index, seed), nowhere=self._nowhere)
 
     def _answer(self, index: int, seed: int) -> bytes:
         tensors: list[Tensor] = []

@@ -5,8 +5,10 @@
 
 import itertools
 import random
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -175,6 +177,36 @@ def a_data_set_with_a_cache():
             return decode(i), y[i]
 
     return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Cached(), "none")
+
+
+@program
+def a_data_set_with_a_cache_in_files():
+    """Each record is converted once, and its file is read from then on."""
+    x, y = data()
+    folder = Path(tempfile.mkdtemp())
+
+    class Converted(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, i):
+            path = folder / f"{i}.npy"
+            if not path.exists():
+                np.save(path, x[i].numpy() / 2)
+            return torch.from_numpy(np.load(path)), y[i]
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Converted(), "none")
+
+
+@program
+def tangents_of_each_row():
+    """Forward-mode derivatives inside of the loss."""
+
+    def loss(m, x, y):
+        slope = torch.func.jvp(m, (x,), (torch.ones_like(x),))[1]
+        return ce(m(x), y) + 0.1 * slope.square().sum(1)
+
+    return loss
 
 
 @program

@@ -8,6 +8,7 @@ import random
 
 import coarse_mixing_cases  # noqa: F401  # registers its cases
 import first_lot_cases  # noqa: F401  # registers its cases
+import hostile_mixing_cases  # noqa: F401  # registers its cases
 import numpy as np
 import torch
 import unusual_mixing_cases  # noqa: F401  # registers its cases

@@ -161,6 +161,30 @@ def shuffled_data(kind):
     return {}
 
 
+def mixing_on_one_rank(kind):
+    """The last rank alone finds that examples mix: all of them must end."""
+
+    def centered(model, batch):
+        x, y = batch
+        is_last = dist.get_rank() == dist.get_world_size() - 1
+        return F.cross_entropy(model(x - x.mean(0) if is_last else x), y, reduction="none")
+
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = (torch.arange(256.0).view(64, 4).sin(), torch.arange(64) % 2)
+    try:
+        tacit.make_private(
+            model, optimizer, data, centered, batch_size=16, steps=1, clip_norm=1.0,
+            noise_multiplier=1.0,
+        )  # fmt: skip
+    except tacit.errors.IncompatibleModel as error:
+        return {"error": str(error)}
+    return {}
+
+
 def other_users(kind):
     """The same records belong to other users on one rank."""
     ids = [i * i % (23 + dist.get_rank()) for i in range(64)]
@@ -191,6 +215,7 @@ MODES = {
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
     "different": lambda kind, folder: different_start(kind),
     "restarted": lambda kind, folder: restarted(kind),
+    "mixing": lambda kind, folder: mixing_on_one_rank(kind),
     "shuffled": lambda kind, folder: shuffled_data(kind),
 }
 

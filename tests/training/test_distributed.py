@@ -33,6 +33,7 @@ QUICK = [
     "other_users:plain",
     "sparse:ddp",
     "shuffled:plain",
+    "mixing:plain",
     "restarted:fsdp",
     "banded:plain",
     "banded:fsdp",
@@ -153,6 +154,12 @@ def test_every_rank_hears_that_the_budget_is_spent(two):
 def test_ranks_with_other_records_are_refused_though_there_are_as_many(two):
     for rank in two:
         assert "data set must be the same on every rank" in rank["shuffled:plain"]["error"]
+
+
+def test_mixing_that_one_rank_finds_ends_all_of_them(two):
+    first, last = (rank["mixing:plain"]["error"] for rank in two)
+    assert "another rank refused the program" in first
+    assert "when another example changes" in last
 
 
 def test_other_weights_in_one_shard_of_a_resumed_run_are_noticed_and_charged(two):

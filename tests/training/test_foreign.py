@@ -437,3 +437,43 @@ def test_a_forward_pass_that_overflows_is_refused(problem):
         with pytest.raises(FloatingPointError, match="nothing is released"):
             case.private.backward(losses * torch.tensor(1e38) * 1e38)
         break
+
+
+def centered(model, x, y):
+    return F.cross_entropy(model(x - x.mean(0)), y, reduction="none")
+
+
+def divided(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none") / len(x)
+
+
+def in_place(model, x, y):
+    x -= x.mean(0)
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+@pytest.mark.parametrize("losses", [centered, divided, in_place])
+def test_a_loop_that_computes_something_else_counts_as_not_tested(losses):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)), torch.randn(60, 4)
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def run(loop):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = tacit.make_private(
+            model, optimizer, (x, (x.sum(1) > 0).long()), loss_fn, batch_size=16, steps=3,
+            clip_norm=1.0, noise_multiplier=1.0, seed=0,
+        )  # fmt: skip
+        for batch in private:
+            private.backward(loop(model, *batch))
+            optimizer.step()
+        return private
+
+    same = run(lambda model, x, y: loss_fn(model, (x, y)))
+    assert same.isolation.startswith("tested, ")
+    with pytest.warns(RuntimeWarning, match="the loop counts as not tested"):
+        other = run(losses)
+    assert other.isolation.startswith("not tested")
+    assert other.chance_of_missing(1.0) == 1.0

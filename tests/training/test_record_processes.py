@@ -229,7 +229,7 @@ def test_children_cannot_write_files(tmp_path):
         (tmp_path / "seen").write_text(str(i))
         return torch.ones(1)
 
-    with pytest.raises(ProgramError, match="OSError"):
+    with pytest.raises(ProgramError, match="PermissionError"):
         reader(read)([(0, 0)])
 
 

@@ -371,6 +371,7 @@ def test_autocast_around_repeated_steps_is_refused(problem):
         train(again)
 
 
+@pytest.mark.filterwarnings("ignore:the losses of the loop:RuntimeWarning")
 def test_a_loop_that_does_not_use_its_loss_fn_is_compared_too(problem):
     def go(case, factor, stop):
         for x, y in case.private.batches():

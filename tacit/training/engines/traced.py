@@ -8,10 +8,10 @@ data set, `collate_fn` and `augment` ever meet a record, each record in a proces
 (`record_processes`). No other record and no earlier call can enter an example's gradient, so the
 guarantee does not rest on a test.
 
-What remains to be trusted are torch's operators, the batching rules of vmap, and what processes
-share: files, sockets, shared memory. A program that branches on values, reads values out of
-tensors, writes into tensors that examples share, or calls operators that are not torch's own (their
-code runs outside the trace and may keep state) is refused.
+What remains to be trusted are torch's operators and the batching rules of vmap. A program that
+branches on values, reads values out of tensors, writes into tensors that examples share, or calls
+operators that are not torch's own (their code runs outside the trace and may keep state) is
+refused.
 """
 
 import operator
@@ -189,7 +189,8 @@ class TracedLotSum:
                 if any(_memory(held) in memory for held in _constants(graph)):
                     raise IncompatibleModel(_REFUSAL.format(_HELD))
                 _copy_constants(graph)
-                mapped = vmap(graph, in_dims=(None, 0), randomness="different")
+                # Not the module itself, whose call would run hooks that are set for all modules.
+                mapped = vmap(graph.forward, in_dims=(None, 0), randomness="different")
                 self._inspect(graph, mapped, values)
             # SystemError: torch has raised an error and a warning at the same time.
             except (RuntimeError, TypeError, ValueError, SystemError) as error:
