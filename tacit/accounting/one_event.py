@@ -31,9 +31,9 @@ Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 _SHAPES = {ev.Trials.LOGARITHMIC: 0.0, ev.Trials.GEOMETRIC: 1.0}
 """Shapes of the negative binomial laws of a number of runs that have names of their own."""
 ROUND = 2.0**-53  # largest relative error of one rounding
-_BLOCK, _BLOCK_DEPTH, _LONGEST = 60_000, 64, 8192
-"""Multiplications of a matrix product, terms of its sums, and length of a scalar product that
-OpenBLAS does in one thread (its limits are 2^16 for complex numbers, none, and 10^4)."""
+_BLOCK, _PANEL, _LONGEST = 60_000, 4000, 8192
+"""Multiplications that OpenBLAS does in one thread: of two matrices of complex numbers (its limit
+is 2^16), of a matrix and a vector (2^12), and of two vectors (10^4)."""
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
 
@@ -195,10 +195,11 @@ def product(left: Numbers, right: Numbers) -> Numbers:
     afterwards, which takes many milliseconds of processor time.
     """
     inner, width = right.shape
-    if len(left) * inner * width <= _BLOCK:
+    is_matrix = min(len(left), width) > 1
+    if len(left) * inner * width <= (_BLOCK if is_matrix else _PANEL):
         return left @ right
-    depth = min(inner, _BLOCK_DEPTH)
-    rows = max(_BLOCK // max(depth * width, 1), 1)
+    depth = max(min(inner, _PANEL // width), 1)
+    rows = max(_BLOCK // (depth * max(width, _BLOCK // _PANEL)), 1)
     out = np.zeros((len(left), width), np.result_type(left, right))
     for first in range(0, inner, depth):
         some, block = left[:, first : first + depth], right[first : first + depth]

@@ -98,7 +98,16 @@ def test_a_replacement_that_was_priced_needs_no_group_privacy():
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (3, 700, 5), (90, 260, 70), (2, 1, 70_000), (0, 4, 2)]
+    "shape",
+    [
+        (1, 1, 1),
+        (3, 700, 5),
+        (90, 260, 70),
+        (2, 1, 70_000),
+        (0, 4, 2),
+        (1, 9000, 3),
+        (5, 90_000, 1),
+    ],
 )
 @pytest.mark.parametrize("kind", [float, complex])
 def test_products_in_blocks_are_products(shape, kind):
@@ -122,7 +131,7 @@ def ticks():
     return {p.name: int(user) + int(system) for p, (user, system) in times.items()}
 
 settings = [(1e-3, 15, 10**7, 1e-15), (0.01, 1, 10**4, 1e-3), (1e-6, 1, 10**5, 1e-9),
-            (0.02, 0.6, 5, 1e-12), (1e-4, 0.5, 13, 1e-7)]
+            (0.02, 0.6, 5, 1e-12), (1e-4, 0.5, 13, 1e-7), (1.96383e-4, 0.864877, 12, 9.4e-15)]
 tacit.bracket(Gaussian(1.0), delta=1e-5)
 tacit.bracket(Repeated(PoissonSampled(0.02, Gaussian(0.7)), 6), delta=1e-9)  # loads what is needed
 before = ticks()

@@ -177,10 +177,10 @@ class DirectionPrice:
         return _sharpest(methods, epsilon, floor, Bracket(lower, upper), enough)
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
-        if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
-            return answer.intersection(Bracket(0.0, bound))
         if floor > 0.0 and self._is_cheaper(floor, delta):
             return answer.intersection(Bracket(0.0, floor))
+        if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
+            return answer.intersection(Bracket(0.0, bound))
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
