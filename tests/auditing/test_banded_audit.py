@@ -177,11 +177,12 @@ def wrong_block(patch):
 
 
 def wrong_sign(patch):
-    """The second coefficient of the column is mixed with the wrong sign."""
+    """The last coefficient of the column is mixed with the wrong sign."""
     right = BandedNoise.__init__
 
-    def negated(self, key, *, column, **options):
-        right(self, key, column=[column[0], -column[1], *column[2:]], **options)
+    def negated(self, key, **options):
+        right(self, key, **options)
+        self._column[-1] *= -1.0
 
     patch.setattr(BandedNoise, "__init__", negated)
 

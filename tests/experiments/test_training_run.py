@@ -361,10 +361,8 @@ def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
         train(recipe, tmp_path / "run")
 
 
-SLOW_BANDS = [pytest.param(bands, marks=pytest.mark.slow) for bands in ("auto", 1000)]
-
-
-@pytest.mark.parametrize("bands", [4, *SLOW_BANDS])
+@pytest.mark.slow  # prices for groups of records take seconds
+@pytest.mark.parametrize("bands", ["auto", 4, 1000])
 def test_the_page_shows_correlated_noise_and_what_it_saved(tmp_path, bands):
     facts = train(quick(training__bands=bands), tmp_path / "run")
     found = facts.hyperparameters["bands"]
