@@ -65,7 +65,7 @@ def prepare(data: Path, out: Path, *, most: int | None) -> None:
 def sst2_recipe(
     train: str, epsilon: float, base: Path, device: str, *, rate: float | None = None
 ) -> Recipe:
-    """Return the recipe of one run on SST-2; the full one at epsilon 8 has a twin without privacy."""
+    """Return the recipe of a run on SST-2; the full one at epsilon 8 has a twin without privacy."""
     return Recipe.from_dict(
         {
             "method": "finetune",
