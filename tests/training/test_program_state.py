@@ -1,4 +1,4 @@
-"""The state of a program is put back as it was, whatever its containers compute when they are read."""
+"""A program's state is put back as it was, whatever its containers compute when they are read."""
 
 import collections
 
