@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'tac
 pytest.importorskip("peft", reason="needs peft: pip install 'tacit[text]'")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from tacit.errors import WeakGuarantee
 from tacit.experiments import Recipe, RunFolder
 from tacit.report import verify_run, write_page
 from tacit.text import UntrainedWeights, finetune, finetune_run
@@ -249,6 +250,60 @@ def test_generation_that_ignores_the_adapter_stops_the_run(root, tmp_path, monke
     monkeypatch.setattr(finetune_run, "next_logits", base)
     with pytest.raises(UntrainedWeights, match="generation does not use the trained weights"):
         finetune(recipe(finetune={"train": "lora"}), tmp_path, root=root)
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"epsilon": 30.0, "delta": 1e-4}, {"epsilon": 8.0, "delta": 0.1}]
+)
+def test_a_weak_guarantee_is_warned_of(root, tmp_path, privacy):
+    with pytest.warns(WeakGuarantee):
+        finetune(recipe(privacy=privacy), tmp_path, root=root)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_named_before_anything_is_paid(root, tmp_path):
+    with pytest.raises(ValueError, match="needs a GPU"):
+        finetune(recipe(run={"device": "cuda", "seed": 0}), tmp_path, root=root)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
+    made = recipe(
+        text={"public_test": "test.tsv", "is_public": True},
+        finetune={"train": train},
+        canaries={"count": 2, "references": 20},
+        samples={"count": 1, "tokens": 5},
+        run={"device": "cuda", "seed": 0, "checkpoint_seconds": 0.0},
+    )
+
+    def stop(progress):
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(made, tmp_path, root=root, on_progress=stop)
+    facts = finetune(made, tmp_path, root=root)
+    assert facts.resumed == 1
+    assert facts.utility.non_private
+
+
+def test_steps_do_not_depend_on_the_scale_of_gradients():
+    """The clip norm sets the scale of gradients and noise alike; Adam's steps are the same."""
+    moved = []
+    for scale in (1.0, 1e-4):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        before = model.weight.detach().clone()
+        optimizer = finetune_run.make_optimizer(model, 0.1, noise_std=scale)
+        for p in model.parameters():
+            p.grad = scale * torch.randn(p.shape)
+        optimizer.state_noise([(p, scale) for p in model.parameters()])
+        optimizer.step()
+        moved.append(model.weight.detach() - before)
+    assert torch.allclose(*moved, atol=1e-6)
+    assert moved[0].abs().max() > 1e-2
 
 
 def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):

@@ -12,7 +12,7 @@ from tacit.text.planner import LEAST_STEPS, WITHIN, WORST, filled, plan_finetuni
 
 
 @pytest.mark.parametrize(("epsilon", "epochs"), [(3.0, 10), (8.0, 3), (1.0, 0.5)])
-@pytest.mark.parametrize("n_records", [1, 2, 30, 100, 1_000, 10_000])
+@pytest.mark.parametrize("n_records", [1, 30, 1_000, 10_000])
 def test_the_plan_keeps_its_rule_and_its_budget(n_records, epsilon, epochs):
     plan = plan_finetuning(n_records, epsilon=epsilon, delta=1e-5, epochs=epochs)
     chosen, least = plan.chosen, plan.candidates[0].ratio

@@ -6,7 +6,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tacit.training import Flat, StandardizedConv2d, clipped_sum, standardize_weight
-from tacit.training.gradients import generic
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.examples import Examples
+from tacit.training.gradients import convolution, generic
+from tacit.training.gradients.factored import Dense
 
 generator = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(6, 3, 6, 6, generator=generator, dtype=torch.float64)
@@ -50,6 +53,41 @@ def test_the_rule_gives_the_sum_of_the_loop_over_examples(monkeypatch, bound, vi
     found = summed(network(), "bookkeeping", dtype, **options)
     error = (found - expected).norm() / expected.norm()
     assert error < (1e-4 if dtype == torch.float32 else 1e-13)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_formed_gradients_may_have_their_axes_in_another_order(monkeypatch, views, bounded):
+    """A GPU forms them with the input channels last, and does not copy them."""
+    orders = []
+
+    def channels_last(self, **_):
+        orders.append(self.weight.shape)
+        values = formed(self).dense().reshape(self.examples, *self.weight.shape)
+        return Dense(values.permute(0, 1, 3, 4, 2).contiguous(), axes=(0, 3, 1, 2))
+
+    expected = summed(network(), "loop", torch.float64, clip=Flat(0.05), augmentations=views)
+    formed = convolution.Convolved.formed
+    monkeypatch.setattr(convolution.Convolved, "formed", channels_last)
+    examples = Examples(network(), losses, (IMAGES, CLASSES), torch.ones(len(IMAGES) // views) > 0,
+                        views, bounded)  # fmt: skip
+    found = bookkeeping.run(examples, Flat(0.05)).sums
+    found = torch.cat([part.flatten() for part in found.values()])
+    assert (found - expected).norm() < 1e-7 * expected.norm()
+    assert len(orders) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("bound", [0.05, 1e3])
+def test_a_gpu_gives_the_sum_of_the_loop(views, bound):
+    options = {"clip": Flat(bound), "augmentations": views}
+    expected = summed(network(), "loop", torch.float64, **options)
+    batch = (IMAGES.float().cuda(), CLASSES.cuda())
+    found = clipped_sum(network().float().cuda(), losses, batch, **options).sums
+    found = torch.cat([part.flatten().double().cpu() for part in found.values()])
+    assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
 @pytest.mark.parametrize("frozen", ["weight", "gain"])
