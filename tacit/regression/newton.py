@@ -50,7 +50,7 @@ _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relati
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 0.6
-_SHRUNK = 0.75  # share of James and Stein's shrinking of matrices, see `shrink`
+_SHRUNK, _TRUSTED = 0.75, 0.5  # share of James and Stein's shrinking of matrices, see `shrink`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
@@ -665,15 +665,18 @@ def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, 
 
     Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
     The rule of James & Stein 1961 takes off the share of the distance to the expected matrix that
-    noise explains. Half of this is taken off, because an interval is rather too long than too
-    short. A matrix released by `triangle` has size (size + 1) / 2 noisy entries, one of which is
-    used for the multiple.
+    noise explains. Less than that is taken off, because an interval is rather too long than too
+    short, and least where the noise is small relative to the mean eigenvalue: there the matrix is
+    better than any expectation. A matrix released by `triangle` has size (size + 1) / 2 noisy
+    entries, one of which is used for the multiple.
     """
     size = len(matrix)
     mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
     spread = float(np.sum((matrix - mean) ** 2))
     noise = noise_std**2 * (size * (size + 1) // 2 - 1)
-    kept = 1 - _SHRUNK * min(noise / max(spread, 1e-300), 1.0)
+    typical = max(float(np.trace(matrix)) / size, 1e-300)
+    trusted = min(triangle_noise(noise_std, size) / (_TRUSTED * typical), 1.0) ** 2
+    kept = 1 - _SHRUNK * trusted * min(noise / max(spread, 1e-300), 1.0)
     return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 

@@ -6,9 +6,12 @@ import scipy.sparse
 from recorded_releases import recorded_releases
 from sklearn.base import clone
 
-from tacit.regression import Bounds, LinearRegression, LogisticRegression
+from tacit.events import Relation
+from tacit.regression import Bounds, LinearRegression, LogisticRegression, objective, sgd
+from tacit.regression.rows import PrivateRows
 
 N = 300
+BUDGET = {"epsilon": 30.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 LINEAR = LinearRegression(
     epsilon=30.0, delta=1e-6, bounds=(-2, 5), target_bounds=(-1, 1), n_records=N, random_state=0
 )
@@ -30,6 +33,7 @@ CASES = [
     ("linear, adassp", LINEAR, {"method": "adassp"}),
     *((f"logistic, {name}", LOGISTIC, options) for name, options in OPTIONS.items()),
     ("logistic, sparse", LOGISTIC, {"method": "descent"}),
+    ("logistic, sgd", LOGISTIC, {"method": "sgd", "rate": 1.0}),  # every lot holds all records
 ]
 EXTREMES = [[5.0, 5, 5, 5], [-2.0, 5, -2, 5], [1e9, -1e9, 0, 0], [0.0, 0, 0, 0]]
 
@@ -59,6 +63,9 @@ def test_a_record_changes_every_release_by_at_most_its_sensitivity(monkeypatch, 
     bound = 1.0
     if model.method == "adassp":
         bound = model._plan(model._box(4), N).row_norm ** 2  # of the Gram matrix, the largest
+    if model.method == "sgd":
+        plan = sgd.plan_sgd(n_classes=2, row_norm=model._box(4).row_norm, rate=1.0, **BUDGET)
+        bound = plan.gradient.l2_sensitivity
     outputs: list[np.ndarray] = []
     everyone = np.arange(N)
     exact = values(monkeypatch, model, everyone, outputs)
@@ -68,3 +75,33 @@ def test_a_record_changes_every_release_by_at_most_its_sensitivity(monkeypatch, 
         for one, more, other in zip(exact, added, replaced, strict=True):
             assert np.linalg.norm(one - more) <= bound * (1 + 1e-9)
             assert np.linalg.norm(one - other) <= 2 * bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(-2, 5), Bounds(-2, 5, norm=1.0)], ids=str)
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_record_changes_the_perturbed_objective_as_its_proof_assumes(bounds, label):
+    """The gradient moves by at most R, always towards one side; the Hessian by a small rank one."""
+    X, y, _ = table()
+    box = bounds.box(4)
+    plan = objective.plan_objective(4, row_norm=box.row_norm, n_records=N, **BUDGET)
+    rng = np.random.default_rng(0)
+    for extreme in range(N, N + len(EXTREMES)):
+        chosen = np.append(np.arange(N), extreme)
+        labels = np.append(y[:N], label)
+        directions = []
+        for theta in rng.normal(0, 3, (20, 5)):
+            one, more = (
+                objective._objective(
+                    PrivateRows(X[rows], box, row_norm=plan.row_norm),
+                    labels[: len(rows)], theta, np.zeros(5), plan.ridge,
+                )
+                for rows in (chosen[:N], chosen)
+            )  # fmt: skip
+            change = more[1] - one[1]
+            assert np.linalg.norm(change) <= plan.row_norm * (1 + 1e-9)
+            directions.append(change)
+            values = np.linalg.eigvalsh(more[2] - one[2])
+            assert values[-1] <= plan.row_norm * np.sqrt(5) / 4 * (1 + 1e-9)
+            np.testing.assert_allclose(values[:-1], 0, atol=1e-9)
+        signs = np.sign(np.array(directions) @ directions[0])
+        assert (signs >= 0).all()
