@@ -121,7 +121,7 @@ SHOWN_BY_GRADIENTS_ALONE = ["gradients_are_centered_late"]
 def test_rare_and_late_mixing_is_refused_as_often_as_stated(name, stated):
     steps, seeds, case = 600, range(12), CASES[name]()
     if name in SHOWN_BY_GRADIENTS_ALONE:  # one test in eight compares gradients
-        least = np.full(len(seeds), 1 - (1 - 1 / 8) ** (steps / 64 - 1))
+        least = np.full(len(seeds), 1 - (1 - 1 / 8) ** (steps / 80 - 1))
     else:
         late = case.reach == "late"
         least = np.array([stated(s, steps, share=case.share, is_late=late) for s in seeds])
