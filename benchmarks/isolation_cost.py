@@ -6,7 +6,7 @@ A CNN eagerly on the CPU, or GPT-2 small with compile=True and bfloat16 on a GPU
 Two runs of the same model, one with tests and one without, take turns in blocks of steps, so that a
 slow moment of the machine meets both. Every step is timed by itself. The cost is
 
-    (median of steps without a test + extra of a step with a test / mean gap of 64) / baseline - 1,
+    (median of steps without a test + extra of a step with a test / mean gap of 80) / baseline - 1,
 
 where the extra is the mean over tests, and the baseline is the median step of the other run. Tests
 are made eight times as often as in a real run, so that enough of them are timed. On the CPU, with
@@ -26,7 +26,7 @@ from _results import table, write
 import tacit
 
 BLOCK = 16  # steps of one run before the other one takes over
-GAP = 64  # mean number of steps between two tests, of a run of 256 steps or more
+GAP = 80  # mean number of steps between two tests, of a run of 320 steps or more
 TIMED_GAP = 8  # the same, while tests are timed
 
 

@@ -139,7 +139,7 @@ class CheckedIsolation(Isolation):
         self.model, self.loss_fn, self.records, self.clip = model, loss_fn, records, clip
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
-        self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
+        self._gap = max(1, min(80, steps // 4))  # steps between two tests, on average
         self.first_lots: FirstLots | None = None
         self._takes_gradients = False  # whether the program has been seen to
         self._refusal: IncompatibleModel | None = None

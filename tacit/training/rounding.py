@@ -84,9 +84,13 @@ class Rounding:
 
     @functools.cached_property
     def _repeats(self) -> Tensor:
-        """How far each loss moves if the lot is run again, at most."""
-        trial = self._trial
-        runs = [distance(trial.base, trial.losses(trial.rows)) for _ in range(_REPEATS)]
+        """How far each loss moves if the lot is run again, at most.
+
+        A lot that gives the same to the last bit is run again once.
+        """
+        trial, runs = self._trial, list[Tensor]()
+        while len(runs) < _REPEATS and (not runs or bool(runs[0].any())):
+            runs.append(distance(trial.base, trial.losses(trial.rows)))
         return torch.stack(runs).amax(0)
 
     @functools.cached_property

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from clean_programs import PROGRAMS
-from mixing_cases import Case, ce, data, model
+from mixing_cases import RECORDS, Case, ce, data, model
 from random_mixing_cases import CASES
 from slow_cases import one_fast
 from torch import nn
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
+from tacit.sampling import FixedSize
 from tacit.training import Flat, strict_cost
 from tacit.training.altered_lots import AlteredLots
 from tacit.training.isolation import CheckedIsolation, chance_of_missing
@@ -70,6 +71,27 @@ def test_mixing_of_most_rows_is_refused_on_fifty_seeds(name):
     assert all(is_refused_before_release(name, seed) for seed in range(50))
 
 
+SIZES = {
+    "drawn by a sampler of fixed size": (64, {"sampler": FixedSize(64, RECORDS)}),
+    "of a microbatch": (16, {"max_microbatch": 16}),
+    "of a padded lot": (80, {"static_shapes": True}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_mixing_at_the_sizes_that_the_program_will_see_is_refused(name):
+    """Lots of 64 expected records; no other size mixes."""
+    size, options = SIZES[name]
+
+    def loss_fn(m, batch):
+        x, y = batch
+        return ce(m(x - x.mean(0) if len(x) == size else x), y)
+
+    for seed in range(3):
+        with pytest.raises(IncompatibleModel, match="so no example can be clipped alone"):
+            private(Case(model(), loss_fn, data(), "most"), seed=seed, **options)
+
+
 def is_refused_within(name: str, seed: int, steps: int) -> bool:
     try:
         train(private(CASES[name](), seed=seed, steps=steps, lr=0.01))
@@ -99,7 +121,7 @@ SHOWN_BY_GRADIENTS_ALONE = ["gradients_are_centered_late"]
 def test_rare_and_late_mixing_is_refused_as_often_as_stated(name, stated):
     steps, seeds, case = 600, range(12), CASES[name]()
     if name in SHOWN_BY_GRADIENTS_ALONE:  # one test in eight compares gradients
-        least = np.full(len(seeds), 1 - (1 - 1 / 8) ** (steps / 64 - 1))
+        least = np.full(len(seeds), 1 - (1 - 1 / 8) ** (steps / 80 - 1))
     else:
         late = case.reach == "late"
         least = np.array([stated(s, steps, share=case.share, is_late=late) for s in seeds])
