@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class RMSNorm(nn.Module):
@@ -71,6 +72,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, inner) for _ in range(depth))
         self.norm = RMSNorm(width)
         self.size = width // heads
+        self.is_checkpointed = False  # whether blocks keep their input only, and run again
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
@@ -82,7 +84,10 @@ class Llama(nn.Module):
         x = self.tokens(ids)
         cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for block in self.blocks:
-            x = block(x, cosine, sine)
+            if self.is_checkpointed:
+                x = checkpoint(block, x, cosine, sine, use_reentrant=False)
+            else:
+                x = block(x, cosine, sine)
         return F.linear(self.norm(x), self.tokens.weight)
 
 

@@ -107,8 +107,9 @@ def fitting_rows(
 ) -> int:
     """Return how many rows a step `run(rows)` can have in the memory there is, at most `most`.
 
-    Steps of a few rows are measured, then one of half the rows that these promise. Memory grows in
-    proportion to the rows, but for a part that is fixed. An eighth stays free, beside `reserved`.
+    Steps of a few rows are measured, then one of half the rows that these promise, unless they
+    promise more than twice of what is needed. Memory grows in proportion to the rows, but for a
+    part that is fixed. An eighth stays free, beside `reserved`.
     """
     budget = _ROOM * meter.available() - reserved
     fits, found = most, {}
@@ -122,6 +123,8 @@ def fitting_rows(
             if rows == 1:
                 return 1
         fits = _fitting(found, budget, most)
+        if len(found) >= len(_FEW) and _fitting(found, budget, 2 * most) == 2 * most:
+            return most
 
 
 def _next_size(found: dict[int, float], fits: int) -> int | None:

@@ -5,6 +5,7 @@ instead of keeping them. The number of rows is a symbol where the program allows
 assumptions about it say which numbers a trace serves.
 """
 
+import itertools
 import time
 import warnings
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.fx import traceback
 
 from tacit.errors import IncompatibleModel
 from tacit.training.gpu.graph_replay import Step
@@ -60,6 +62,7 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     with compiler.V.set_fake_mode(mode):
         graph = compiler.joint_graph_passes(graph)
+    _keep_random_results(graph)
     cut = compiler.min_cut_rematerialization_partition
     forward, backward = cut(graph, None, num_fwd_outputs=1)
     order = [int(node.name.removeprefix("primals_")) - 1 for node in _inputs(forward)]
@@ -255,7 +258,7 @@ def _trace(
     else:
         seed, *rest = (mode.from_tensor(tensor, static_shapes=True) for tensor in example)
         dispatcher = nullcontext
-    with _without_checkpoints(), mode, dispatcher():
+    with _marked_checkpoints(), mode, dispatcher():
         raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
     constants = _lift(raw)
     held = [mode.from_tensor(tensor, static_shapes=True) for tensor in constants]
@@ -263,9 +266,11 @@ def _trace(
     def functional(*inputs: Tensor) -> list[Tensor]:
         *primals, tangent = inputs
         with torch.no_grad():
-            return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
+            return run(*primals[: len(constants)], tangent, *primals[len(constants) :])
 
-    with mode, dispatcher():
+    has_marks = any("recompute" in node.meta for node in raw.graph.nodes)
+    run = fx.Interpreter(raw).run if has_marks else raw  # the interpreter passes marks on
+    with mode, dispatcher(), traceback.preserve_node_meta(has_marks):
         graph = compiler.make_fx(
             torch.func.functionalize(functional),
             decomposition_table=compiler.select_decomp_table(),
@@ -306,24 +311,44 @@ def _with_free_rows(
 
 
 @contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Return a context in which activation checkpointing runs each block once only.
+def _marked_checkpoints() -> Iterator[None]:
+    """Return a context in which activation checkpoints mark their operations to be run again.
 
-    Traced twice, a block would draw two different dropout masks. The partitioner decides instead
-    what is computed again, and it never draws random numbers again.
+    Each block is traced once only: traced twice, it would draw two different dropout masks. The
+    partitioner computes what is marked again, before the backward of the block.
     """
     from torch.utils import checkpoint
 
-    def keep(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
-        yield
+    numbers = itertools.count(1)
 
+    def mark(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
+        marks, before = traceback.get_current_meta(), {}
+        for name, value in (("recompute", policy), ("ac_graph_id", next(numbers))):
+            before[name] = marks.get(name)
+            marks[name] = value
+        yield
+        marks = traceback.get_current_meta()
+        for name, value in before.items():
+            marks[name] = value
+            if value is None:
+                del marks[name]
+
+    policy = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
     name = "_checkpoint_without_reentrant_generator"
     kept = getattr(checkpoint, name)
-    setattr(checkpoint, name, keep)
+    setattr(checkpoint, name, mark)
     try:
-        yield
+        with traceback.preserve_node_meta():
+            yield
     finally:
         setattr(checkpoint, name, kept)
+
+
+def _keep_random_results(graph: fx.GraphModule) -> None:
+    """Let the forward keep what was drawn at random, which must not be drawn again."""
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            node.meta.pop("recompute", None)
 
 
 def _refuse_writes(graph: fx.GraphModule) -> None:
