@@ -6,6 +6,7 @@ assumptions about it say which numbers a trace serves.
 """
 
 import itertools
+import operator
 import time
 import warnings
 from collections import Counter
@@ -345,10 +346,15 @@ def _marked_checkpoints() -> Iterator[None]:
 
 
 def _keep_random_results(graph: fx.GraphModule) -> None:
-    """Let the forward keep what was drawn at random, which must not be drawn again."""
+    """Let the forward keep what was drawn at random, which must not be drawn again.
+
+    Attention is among these operations, since it can have dropout; its results are kept too.
+    """
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            node.meta.pop("recompute", None)
+            parts = (user for user in node.users if user.target is operator.getitem)
+            for result in (node, *parts):
+                result.meta.pop("recompute", None)
 
 
 def _refuse_writes(graph: fx.GraphModule) -> None:
