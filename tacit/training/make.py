@@ -20,7 +20,6 @@ from tacit.errors import IncompatibleModel
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
-from tacit.training.altered_lots import FEW_ROWS
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.callbacks import Callback
@@ -296,7 +295,7 @@ def make_private(
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
-    most = _most_rows(speed, needed, plan.expected_batch / ranks.size)
+    most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, augment)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
@@ -315,7 +314,7 @@ def make_private(
     elif tested is not None:
         if speed.compile and takes_memory(rows, needed):
             # Compiled steps need less than half of the memory of these gradients.
-            kept_apart.gradient_rows = max(FEW_ROWS, rows // 3)
+            kept_apart.gradient_rows = max(4, rows // 3)
         kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
     run = Private(
         model,
@@ -594,10 +593,13 @@ def _probe(
     return needed
 
 
-def _most_rows(speed: Speed, bytes_per_example: int, expected_batch: float) -> int:
+def _most_rows(speed: Speed, bytes_per_example: int, plan: TrainingPlan, ranks: Ranks) -> int:
     """Return the rows above which a lot comes in several microbatches, if memory allows."""
+    expected_batch = plan.expected_batch / ranks.size
     if speed.max_microbatch is not None:
         return speed.max_microbatch
+    if _has_one_size(plan):
+        return math.ceil(expected_batch)
     if speed.static_shapes and not speed.compile:
         # Padding to one shape costs as much as records do: two deviations balance it against a
         # second microbatch.
@@ -666,6 +668,11 @@ def _use_limit(lots: Lots, speed: Speed, plan: TrainingPlan, ranks: Ranks, limit
     lots.use_limit(limit, _padding(speed, plan, ranks, limit))
 
 
+def _has_one_size(plan: TrainingPlan) -> bool:
+    """Return whether every lot has the same number of records, but for the end of an epoch."""
+    return isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
+
+
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
     """Return the sizes to which microbatches are padded; None if they are not."""
     if not speed.is_padded:
@@ -673,8 +680,8 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.compile:
         return Padding(multiple=limit, limit=limit, is_for_all=True)
     expected = plan.expected_batch / ranks.size
-    is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
     rate = min(1.0, plan.expected_batch / plan.n_records)
+    is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
     return choose_padding(expected, deviation, limit=limit)
 
