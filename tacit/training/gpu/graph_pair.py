@@ -271,7 +271,7 @@ def _trace(
 
     has_marks = any("recompute" in node.meta for node in raw.graph.nodes)
     run = fx.Interpreter(raw).run if has_marks else raw  # the interpreter passes marks on
-    with mode, dispatcher(), traceback.preserve_node_meta(has_marks):
+    with mode, dispatcher(), traceback.preserve_node_meta() if has_marks else nullcontext():
         graph = compiler.make_fx(
             torch.func.functionalize(functional),
             decomposition_table=compiler.select_decomp_table(),
