@@ -1,8 +1,7 @@
 """`make_private`: check the arguments and plan a run, which has spent nothing yet."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -23,16 +22,14 @@ from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.callbacks import Callback
-from tacit.training.clip import Clip, ClippedSum, Flat
+from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.ema import TailMean
-from tacit.training.engines import LossFn, LotSum, TracedLotSum, bookkeeping, engine_named
-from tacit.training.engines.examples import Examples, as_views
-from tacit.training.engines.trace import Trace, trace_calls, undisturbed
+from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation
-from tacit.training.key import Key, randomness
+from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.memory_limit import (
     GPUMeter,
@@ -42,6 +39,7 @@ from tacit.training.memory_limit import (
     starting_limit,
     takes_memory,
     usual_lot,
+    zero_step,
 )
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
@@ -52,7 +50,7 @@ from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.strict_cost import print_cost_once
-from tacit.training.tree import Batch, map_rows, map_tensors, take_rows
+from tacit.training.tree import Batch
 from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -308,17 +306,12 @@ def make_private(
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
-    if speed.compile and records.device.type == "cuda" and ranks.size == 1:
-        sums = sum(4 * p.numel() for p in parameters.values())
-        use = partial(_use_limit, lots, speed, plan, ranks)
-        lots.growth = Growth(GPUMeter(records.device), use, most=most, fixed=2 * sums)
+    _let_grow(lots, speed, plan, ranks, parameters, most=most)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
     elif tested is not None:
-        if speed.compile and takes_memory(rows, needed):
-            # Compiled steps need less than half of the memory of these gradients.
-            kept_apart.gradient_rows = max(4, rows // 3)
+        kept_apart.gradient_rows = _compared_gradients(speed, rows, needed)
         _check_first(kept_apart, lots, key, plan, ranks, rows=rows)
     run = Private(
         model,
@@ -621,7 +614,7 @@ def _limit(
     speed: Speed,
     bytes_per_example: int,
     device: torch.device,
-    program: Any,  # Any: the arguments of `_zero_step`, or None if there is nothing to run
+    program: Any,  # Any: the arguments of `zero_step`, or None if there is nothing to run
     *,
     most: int,
 ) -> int:
@@ -631,7 +624,7 @@ def _limit(
     estimate = starting_limit(bytes_per_example, device, largest_lot=most)
     if program is None or device.type != "cuda":
         return estimate
-    with _zero_step(*program) as run:
+    with zero_step(*program) as run:
         try:
             sums = sum(4 * p.numel() for p in program[0].parameters() if p.requires_grad)
             # A step has the gradient and the optimizer's state beside the sums that it computes.
@@ -640,38 +633,27 @@ def _limit(
             return estimate
 
 
-@contextmanager
-def _zero_step(
-    model: nn.Module,
-    loss_fn: LossFn,
-    records: Records,
-    clip: Clip,
-    views: int,
-    augment: Callable[[Batch], Batch] | None,
-) -> Iterator[Callable[[int], ClippedSum]]:
-    """Give a function that computes the clipped sum of some rows of zeros, to be measured.
+def _compared_gradients(speed: Speed, rows: int, bytes_per_example: int) -> int | None:
+    """Return the rows whose gradients tests of isolation compare at once; None for all."""
+    if speed.compile and takes_memory(rows, bytes_per_example):
+        return max(4, rows // 3)  # compiled steps need less than half of the memory of these
+    return None
 
-    Their shape is that of a record. What the program kept meanwhile is put back. The trace of its
-    calls is not kept, since on zeros it may miss that examples mix.
-    """
-    state = ProgramState(model, loss_fn, augment, *records.program)
-    blank = map_tensors(torch.zeros_like, take_rows(records.widest(np.zeros(1, np.int64)), 0, 1))
-    traces: list[Trace] = []
 
-    def run(rows: int) -> ClippedSum:
-        batch = map_rows(lambda t: t.expand(rows, *t.shape[1:]).contiguous(), blank)
-        batch = as_views(batch, views, augment)
-        mask = torch.ones(rows, dtype=torch.bool, device=records.device)
-        examples = Examples(model, loss_fn, batch, mask, views)
-        if not traces:
-            traces.append(trace_calls(examples))
-        return bookkeeping.run(examples, clip, trace=traces[0])
-
-    with gathered(model), undisturbed(model), randomness(0, records.device):
-        try:
-            yield run
-        finally:
-            state.restore()
+def _let_grow(
+    lots: Lots,
+    speed: Speed,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    parameters: dict[str, nn.Parameter],
+    *,
+    most: int,
+) -> None:
+    """Let compiled steps on one GPU raise the limit of rows, by what the first of them needs."""
+    if speed.compile and lots.records.device.type == "cuda" and ranks.size == 1:
+        sums = sum(4 * p.numel() for p in parameters.values())
+        use = partial(_use_limit, lots, speed, plan, ranks)
+        lots.growth = Growth(GPUMeter(lots.records.device), use, most=most, fixed=2 * sums)
 
 
 def _use_limit(lots: Lots, speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> None:

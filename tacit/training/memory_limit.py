@@ -6,12 +6,30 @@ that fit follow. A CPU has no such measure; there the limit follows from what au
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
+from torch import nn
 
-from tacit.training.tree import is_out_of_memory
+from tacit.training.clip import Clip, ClippedSum
+from tacit.training.distributed import gathered
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.examples import Examples, as_views
+from tacit.training.engines.trace import Trace, trace_calls, undisturbed
+from tacit.training.key import randomness
+from tacit.training.program_state import ProgramState
+from tacit.training.records import Records
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    is_out_of_memory,
+    map_rows,
+    map_tensors,
+    take_rows,
+)
 
 T = TypeVar("T")
 
@@ -147,6 +165,40 @@ def _fitting(found: dict[int, float], budget: float, most: int) -> int:
     (fewer, little), (more, much) = [(0, 0.0), *known][-2:]
     each = max(1.0, (much - little) / (more - fewer))
     return max(1, min(most, int(more + (budget - much) // each)))
+
+
+@contextmanager
+def zero_step(
+    model: nn.Module,
+    loss_fn: LossFn,
+    records: Records,
+    clip: Clip,
+    views: int,
+    augment: Callable[[Batch], Batch] | None,
+) -> Iterator[Callable[[int], ClippedSum]]:
+    """Give a function that computes the clipped sum of some rows of zeros, to be measured.
+
+    Their shape is that of a record. What the program kept meanwhile is put back. The trace of its
+    calls is not kept, since on zeros it may miss that examples mix.
+    """
+    state = ProgramState(model, loss_fn, augment, *records.program)
+    blank = map_tensors(torch.zeros_like, take_rows(records.widest(np.zeros(1, np.int64)), 0, 1))
+    traces: list[Trace] = []
+
+    def run(rows: int) -> ClippedSum:
+        batch = map_rows(lambda t: t.expand(rows, *t.shape[1:]).contiguous(), blank)
+        batch = as_views(batch, views, augment)
+        mask = torch.ones(rows, dtype=torch.bool, device=records.device)
+        examples = Examples(model, loss_fn, batch, mask, views)
+        if not traces:
+            traces.append(trace_calls(examples))
+        return bookkeeping.run(examples, clip, trace=traces[0])
+
+    with gathered(model), undisturbed(model), randomness(0, records.device):
+        try:
+            yield run
+        finally:
+            state.restore()
 
 
 class Growth:

@@ -7,13 +7,13 @@ import torch
 
 from tacit.training import Flat
 from tacit.training.engines import bookkeeping
-from tacit.training.make import _zero_step
 from tacit.training.memory_limit import (
     Growth,
     fitting_rows,
     largest_microbatch,
     starting_limit,
     usual_lot,
+    zero_step,
 )
 from tacit.training.records import Records
 from tacit.training.withheld_errors import ErrorGuard
@@ -147,6 +147,6 @@ def test_a_step_on_zeros_leaves_no_trace_of_its_own():
         assert not torch.cat([x.flatten(), y]).any()
         return (model(x).squeeze(1) - y).square()
 
-    with _zero_step(model, losses, records, Flat(1.0), 1, None) as run:
+    with zero_step(model, losses, records, Flat(1.0), 1, None) as run:
         assert run(5).sums["weight"].shape == (1, 3)
     assert model not in bookkeeping._traces or not bookkeeping._traces[model]

@@ -64,8 +64,7 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     with compiler.V.set_fake_mode(mode):
         graph = compiler.joint_graph_passes(graph)
     _keep_random_results(graph)
-    cut = compiler.min_cut_rematerialization_partition
-    forward, backward = cut(graph, None, num_fwd_outputs=1)
+    forward, backward = _cut(compiler, graph)
     order = [int(node.name.removeprefix("primals_")) - 1 for node in _inputs(forward)]
     kept = [node.name for node in _results(forward)]
     wanted = [kept.index(node.name) for node in _inputs(backward)[:-1]]  # the last one is the seed
@@ -343,6 +342,18 @@ def _marked_checkpoints() -> Iterator[None]:
             yield
     finally:
         setattr(checkpoint, name, kept)
+
+
+def _cut(compiler: SimpleNamespace, graph: fx.GraphModule) -> tuple[fx.GraphModule, ...]:
+    """Cut the graph where its backward begins; without checkpoints if these cannot be kept."""
+    cut = compiler.min_cut_rematerialization_partition
+    try:
+        return cut(graph, None, num_fwd_outputs=1)
+    except RuntimeError:
+        marked = [node for node in graph.graph.nodes if node.meta.pop("recompute", None)]
+        if not marked:
+            raise
+    return cut(graph, None, num_fwd_outputs=1)
 
 
 def _keep_random_results(graph: fx.GraphModule) -> None:
