@@ -33,12 +33,17 @@ from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussia
 from tacit.regression.newton import (
     Solver,
     Uncertainty,
-    combine_squares,
     hides_intervals,
     undetermined,
 )
 from tacit.regression.penalty import Penalty
-from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+from tacit.regression.rows import (
+    PrivateRows,
+    combine_squares,
+    from_triangle,
+    triangle,
+    triangle_noise,
+)
 from tacit.regression.whitening import ROUNDING, WhitenedRows, draw, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.

@@ -33,7 +33,15 @@ from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
-from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+from tacit.regression.rows import (
+    PrivateRows,
+    combine,
+    combine_squares,
+    from_triangle,
+    shrink,
+    triangle,
+    triangle_noise,
+)
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_linear.py.
@@ -50,7 +58,6 @@ _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relati
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 0.6
-_SHRUNK, _TRUSTED = 0.75, 0.5  # share of James and Stein's shrinking of matrices, see `shrink`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
@@ -645,49 +652,6 @@ class Solver:
     def _inverse(self, *, lowered: float = 0.0) -> Floats:
         vectors, values = self._vectors[:, self._resolved], self._values[self._resolved]
         return (vectors / np.maximum(values - lowered, values / 2)) @ vectors.T
-
-
-def combine(
-    first: Floats, first_std: float, second: Floats, second_std: float, doubt: float
-) -> tuple[Floats, float]:
-    """Return the mean of two released matrices by their precision, and the std of its entries.
-
-    The first matrix may differ from what the second one estimates, by a standard deviation of
-    `doubt` times its mean eigenvalue.
-    """
-    variance = first_std**2 + (doubt * float(np.trace(first)) / len(first)) ** 2
-    weight = variance / (variance + second_std**2)
-    return first + weight * (second - first), math.sqrt(weight) * second_std
-
-
-def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, float]:
-    """Return a released matrix moved towards a multiple of the `expected` one, and its new std.
-
-    Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
-    The rule of James & Stein 1961 takes off the share of the distance to the expected matrix that
-    noise explains. Less than that is taken off, because an interval is rather too long than too
-    short, and least where the noise is small relative to the mean eigenvalue: there the matrix is
-    better than any expectation. A matrix released by `triangle` has size (size + 1) / 2 noisy
-    entries, one of which is used for the multiple.
-    """
-    size = len(matrix)
-    mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
-    spread = float(np.sum((matrix - mean) ** 2))
-    noise = noise_std**2 * (size * (size + 1) // 2 - 1)
-    typical = max(float(np.trace(matrix)) / size, 1e-300)
-    trusted = min(triangle_noise(noise_std, size) / (_TRUSTED * typical), 1.0) ** 2
-    kept = 1 - _SHRUNK * trusted * min(noise / max(spread, 1e-300), 1.0)
-    return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
-
-
-def combine_squares(expected: Floats, found: Floats, noise_std: float, doubt: float) -> Floats:
-    """Return the mean of r^2 u u' from its expectation and from a release, rather too large.
-
-    Half of the standard deviation is added to the eigenvalues, and no eigenvalue is negative.
-    """
-    mean, std = combine(expected, 0.0, found, noise_std, doubt)
-    values, vectors = np.linalg.eigh(mean)
-    return (vectors * np.maximum(values + std / 2, 0.0)) @ vectors.T
 
 
 def _std_before_clipping(mean_square: float, clip: float) -> float:

@@ -1,4 +1,4 @@
-"""Private rows of a table: streamed sums over them, and least squares from noisy sums.
+"""Private rows of a table: streamed sums over them, and what is made of noisy sums.
 
 Every method of `PrivateRows` returns **private** values: sums over records, before any noise. It
 reads the table in blocks that fit in the processor's cache and never holds a second copy, so a
@@ -21,6 +21,7 @@ from tacit._arrays import Floats, Indices
 from tacit.regression.bounds import Box
 
 _BLOCK_BYTES = 1 << 20
+_SHRUNK, _TRUSTED = 0.75, 0.5  # share of James and Stein's shrinking of matrices, see `shrink`
 
 
 class SecondMoments(NamedTuple):
@@ -239,6 +240,49 @@ def triangle_noise(noise_std: float, size: int) -> float:
     matrix, the noise has variance noise_std^2 / 2. Wigner's law gives 2 sqrt(size * variance).
     """
     return noise_std * math.sqrt(2.0 * size)
+
+
+def combine(
+    first: Floats, first_std: float, second: Floats, second_std: float, doubt: float
+) -> tuple[Floats, float]:
+    """Return the mean of two released matrices by their precision, and the std of its entries.
+
+    The first matrix may differ from what the second one estimates, by a standard deviation of
+    `doubt` times its mean eigenvalue.
+    """
+    variance = first_std**2 + (doubt * float(np.trace(first)) / len(first)) ** 2
+    weight = variance / (variance + second_std**2)
+    return first + weight * (second - first), math.sqrt(weight) * second_std
+
+
+def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, float]:
+    """Return a released matrix moved towards a multiple of the `expected` one, and its new std.
+
+    Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
+    The rule of James & Stein 1961 takes off the share of the distance to the expected matrix that
+    noise explains. Less than that is taken off, because an interval is rather too long than too
+    short, and least where the noise is small relative to the mean eigenvalue: there the matrix is
+    better than any expectation. A matrix released by `triangle` has size (size + 1) / 2 noisy
+    entries, one of which is used for the multiple.
+    """
+    size = len(matrix)
+    mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
+    spread = float(np.sum((matrix - mean) ** 2))
+    noise = noise_std**2 * (size * (size + 1) // 2 - 1)
+    typical = max(float(np.trace(matrix)) / size, 1e-300)
+    trusted = min(triangle_noise(noise_std, size) / (_TRUSTED * typical), 1.0) ** 2
+    kept = 1 - _SHRUNK * trusted * min(noise / max(spread, 1e-300), 1.0)
+    return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
+
+
+def combine_squares(expected: Floats, found: Floats, noise_std: float, doubt: float) -> Floats:
+    """Return the mean of r^2 u u' from its expectation and from a release, rather too large.
+
+    Half of the standard deviation is added to the eigenvalues, and no eigenvalue is negative.
+    """
+    mean, std = combine(expected, 0.0, found, noise_std, doubt)
+    values, vectors = np.linalg.eigh(mean)
+    return (vectors * np.maximum(values + std / 2, 0.0)) @ vectors.T
 
 
 def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -> Floats:

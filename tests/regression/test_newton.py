@@ -7,7 +7,7 @@ from recorded_releases import recorded_releases
 from tacit.events import Relation
 from tacit.mechanisms import generator
 from tacit.regression import Bounds, newton
-from tacit.regression.rows import PrivateRows, from_triangle
+from tacit.regression.rows import PrivateRows, from_triangle, shrink
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -106,13 +106,13 @@ def test_shrinking_keeps_what_agrees_and_lowers_the_error_of_the_rest():
     rng = np.random.default_rng(0)
     expected = np.diag([1.0, 0.5, 0.2])
     exact, std = 0.7 * expected + 0.02, 0.1
-    same, kept = newton.shrink(0.7 * expected, std, expected)
+    same, kept = shrink(0.7 * expected, std, expected)
     np.testing.assert_allclose(same, 0.7 * expected)
     assert 0 < kept < std
     errors = []
     for _ in range(200):
         noisy = exact + from_triangle(rng.normal(0, std, 6), 3)
-        moved, _ = newton.shrink(noisy, std, expected)
+        moved, _ = shrink(noisy, std, expected)
         errors.append([np.sum((noisy - exact) ** 2), np.sum((moved - exact) ** 2)])
     before, after = np.mean(errors, axis=0)
     assert after < 0.5 * before
