@@ -36,6 +36,7 @@ from tacit.text.language_model import evaluating, score
 from tacit.text.planner import filled
 from tacit.training import make_private
 
+PACKAGES = ("tacit", "torch", "transformers", "peft")
 LENGTH, EPOCHS, BATCH = 48, 10, 4096
 RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (1e-3, 3e-3, 1e-2)}
 SETTINGS = """Lots of 4,096 records, 10 epochs and a clip norm of 0.1 follow what is published (Li
@@ -258,6 +259,11 @@ def _seconds(run, device: str) -> float:
     return time.perf_counter() - start
 
 
+def _machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return f"{name}; {results.environment(PACKAGES)}"
+
+
 def write(found: dict, base: Path) -> None:
     """Write the results of the pieces that are there."""
     pretraining = base / "pretraining.json"
@@ -279,9 +285,8 @@ def write(found: dict, base: Path) -> None:
             f"`private.step` on the same model, ratio {found['step']['ratio']:.3f} (medians of 12 "
             "steps of each, in turn)."
         )
-    results.write(
-        "finetune", "Private fine-tuning", ("tacit", "torch", "transformers", "peft"), *blocks
-    )
+    blocks.insert(0, f"Measured on {found.get('measured', 'nothing yet')}")
+    results.write("finetune", "Private fine-tuning", PACKAGES, *blocks)
 
 
 def _sst2_table(found: dict) -> str:
@@ -291,7 +296,7 @@ def _sst2_table(found: dict) -> str:
     for train, epsilon in sorted(RUNS):
         one, eight = found.get(f"sst2-{train}-{epsilon}"), found.get("sst2-full-8")
         if one is None or eight is None or base is None:
-            rows.append((train, epsilon, *["not run"] * 6))
+            rows.append((train, epsilon, *["not measured"] * 6))
             continue
         share = (one["accuracy"] - base) / (eight["plain"] - base)
         rows.append((train, f"{one['epsilon']:.3f}", f"{base:.1%}", f"{one['accuracy']:.1%}",
@@ -356,6 +361,7 @@ def main() -> None:
         if is_wanted and name not in found and time.monotonic() < end:
             began = time.monotonic()
             found[name] = piece() | {"seconds": round(time.monotonic() - began, 1)}
+            found["measured"] = _machine(device)
             path.write_text(json.dumps(found, indent=1))
             print(name, {k: v for k, v in found[name].items() if k != "curve"}, flush=True)
     write(found, base)
