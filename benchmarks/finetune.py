@@ -4,8 +4,9 @@
 
 DATA is the folder of sst2_*.tsv.gz and e2e_*.csv.gz. BASE is the decoder that
 `benchmarks/_public_text.py` has trained on public text. Results of the pieces are kept in
-OUT/results.json: a benchmark that was stopped goes on where it was, no new piece is begun after
-`--seconds`, and results/finetune.md is written from what is there.
+OUT/results.json, and read from all OUT/results*.json: a benchmark that was stopped goes on where it
+was, no new piece is begun after `--seconds`, and results/finetune.md is written from what is there
+(`--only nothing` does that alone).
 
 The decoder is fine-tuned on the 67,349 sentences of SST-2, in full and by LoRA, at epsilon 3 and 8.
 The share of the gap closed is (private - head) / (plain - head): `head` is a logistic regression on
@@ -345,8 +346,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "e2e_test.jsonl").is_file():
         prepare(given.data, out, most=given.most)
-    path = out / "results.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
+    path, found = out / "results.json", {}
+    for part in sorted(out.glob("results*.json")):  # pieces may come from several machines
+        found |= json.loads(part.read_text())
     found["records"] = len((out / "sst2.tsv").read_text(encoding="utf-8").splitlines()) - 1
     pieces = {"step": lambda: step_time(base, out, device), "head": lambda: head(base, out, device)}
     for train in RATES:
