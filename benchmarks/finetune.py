@@ -235,8 +235,10 @@ def canaries(data: Path, out: Path) -> dict:
         (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     with gzip.open(data / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as stream:
         (out / "public.txt").write_text(stream.read().lower(), encoding="utf-8")
-    sizes = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176,
-             "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": True}  # fmt: skip
+    sizes = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
     recipe = Recipe.from_dict(
         {
             "method": "finetune",
