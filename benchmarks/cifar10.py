@@ -90,7 +90,8 @@ def _scattering(seed: int, device: str) -> None:
     recipe = Recipe.read("cifar10-scattering").with_settings(settings)
     with TemporaryDirectory() as cache:
         train(recipe, path, root=DATA, on_progress=_shown, cache=Path(cache))
-    name = torch.cuda.get_device_name() if device == "cuda" else "one CPU core"
+    name = f"{torch.cuda.get_device_name()}, " if device == "cuda" else "one CPU core, "
+    name += f"torch {torch.__version__}"
     kept = {"seconds": time.monotonic() - began, "device": name}
     (RUNS / f"scattering-{seed}.json").write_text(json.dumps(kept))
 

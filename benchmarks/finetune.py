@@ -4,8 +4,9 @@
 
 DATA is the folder of sst2_*.tsv.gz and e2e_*.csv.gz. BASE is the decoder that
 `benchmarks/_public_text.py` has trained on public text. Results of the pieces are kept in
-OUT/results.json: a benchmark that was stopped goes on where it was, no new piece is begun after
-`--seconds`, and results/finetune.md is written from what is there.
+OUT/results.json, and read from all OUT/results*.json: a benchmark that was stopped goes on where it
+was, no new piece is begun after `--seconds`, and results/finetune.md is written from what is there
+(`--only nothing` does that alone).
 
 The decoder is fine-tuned on the 67,349 sentences of SST-2, in full and by LoRA, at epsilon 3 and 8.
 The share of the gap closed is (private - head) / (plain - head): `head` is a logistic regression on
@@ -30,12 +31,13 @@ from _public_text import words
 
 from tacit.experiments import Recipe
 from tacit.ledger import Ledger
-from tacit.text import finetune
+from tacit.text import CHANCE, finetune
 from tacit.text.finetune_run import FinetuneLoop, _materials, make_optimizer
 from tacit.text.language_model import evaluating, score
 from tacit.text.planner import filled
 from tacit.training import make_private
 
+PACKAGES = ("tacit", "torch", "transformers", "peft")
 LENGTH, EPOCHS, BATCH = 48, 10, 4096
 RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (1e-3, 3e-3, 1e-2)}
 SETTINGS = """Lots of 4,096 records, 10 epochs and a clip norm of 0.1 follow what is published (Li
@@ -223,6 +225,45 @@ def e2e(base: Path, out: Path, device: str) -> dict:
     }
 
 
+def canaries(data: Path, out: Path) -> dict:
+    """Plant canaries once each among 800 texts of E2E, for a model of random weights, on a CPU."""
+    with gzip.open(data / "e2e_dev.csv.gz", "rt", encoding="utf-8") as stream:
+        rows = [row["ref"].lower() for row in csv.DictReader(stream)]
+    random.Random(0).shuffle(rows)
+    for name, part in (("canaries.jsonl", rows[:800]), ("canaries_test.jsonl", rows[800:900])):
+        lines = [json.dumps({"text": text}) for text in part]
+        (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with gzip.open(data / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as stream:
+        (out / "public.txt").write_text(stream.read().lower(), encoding="utf-8")
+    sizes = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    recipe = Recipe.from_dict(
+        {
+            "method": "finetune",
+            "name": "canaries",
+            "text": {"path": "canaries.jsonl", "public_test": "canaries_test.jsonl", "length": 40,
+                     "is_public": True},
+            "language_model": {"tokenizer_text": "public.txt", "tokenizer_size": 600,
+                               "config": sizes},
+            "finetune": {"epochs": 40.0, "batch_size": 210, "learning_rate": 3e-3},
+            "canaries": {"count": CANARIES, "repeats": 1, "references": 200, "digits": 4},
+            "samples": {"count": 1},
+            "privacy": {"epsilon": 8.0, "delta": 1e-5},
+            "run": {"seed": 0, "baseline_steps": 3000, "baseline_rate": 3e-3},
+        }
+    )  # fmt: skip
+    facts = finetune(recipe, out / "canaries", root=out)
+    return {
+        "epsilon": facts.epsilon,
+        "perplexity": facts.utility.mean,
+        "plain": facts.utility.non_private[0].value,
+        "exposure": json.loads((out / "canaries" / "exposure.json").read_text()),
+        "steps": facts.steps,
+    }
+
+
 def step_time(base: Path, out: Path, device: str) -> dict:
     """Return the time of a step of `finetune` over that of `private.step` on the same model.
 
@@ -258,6 +299,11 @@ def _seconds(run, device: str) -> float:
     return time.perf_counter() - start
 
 
+def _machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return f"{name}; {results.environment(PACKAGES)}"
+
+
 def write(found: dict, base: Path) -> None:
     """Write the results of the pieces that are there."""
     pretraining = base / "pretraining.json"
@@ -271,6 +317,7 @@ def write(found: dict, base: Path) -> None:
     blocks = [intro, _sst2_table(found)]
     if "e2e" in found:
         blocks += _e2e_blocks(found["e2e"])
+    blocks += _canary_blocks(found)
     if "step" in found:
         one = found["step"]["milliseconds"]
         blocks.append(
@@ -279,9 +326,8 @@ def write(found: dict, base: Path) -> None:
             f"`private.step` on the same model, ratio {found['step']['ratio']:.3f} (medians of 12 "
             "steps of each, in turn)."
         )
-    results.write(
-        "finetune", "Private fine-tuning", ("tacit", "torch", "transformers", "peft"), *blocks
-    )
+    blocks.insert(0, f"Measured on {found.get('measured', 'nothing yet')}")
+    results.write("finetune", "Private fine-tuning", PACKAGES, *blocks)
 
 
 def _sst2_table(found: dict) -> str:
@@ -291,7 +337,7 @@ def _sst2_table(found: dict) -> str:
     for train, epsilon in sorted(RUNS):
         one, eight = found.get(f"sst2-{train}-{epsilon}"), found.get("sst2-full-8")
         if one is None or eight is None or base is None:
-            rows.append((train, epsilon, *["not run"] * 6))
+            rows.append((train, epsilon, *["not measured"] * 6))
             continue
         share = (one["accuracy"] - base) / (eight["plain"] - base)
         rows.append((train, f"{one['epsilon']:.3f}", f"{base:.1%}", f"{one['accuracy']:.1%}",
@@ -307,21 +353,39 @@ def _sst2_table(found: dict) -> str:
 
 def _e2e_blocks(one: dict) -> list[str]:
     rows = [(s["prompt"], s["text"].replace("|", "/").replace("\n", " ")) for s in one["samples"]]
-    canaries = one["exposure"]
-    exposed = [(name, f"{v['mean']:.2f} ± {v['error_at_chance']:.2f}", f"{max(v['bits']):.2f}",
-                f"{v['p_value']:.2g}") for name, v in canaries["models"].items()]  # fmt: skip
     return [
         f"## E2E\n\n{one['records']:,} records of the dev part and canaries, epsilon "
         f"{one['epsilon']:.2f}: perplexity of reference tokens on 300 test records "
         f"{one['perplexity']:.2f}, without privacy {one['plain']:.2f} (batch {one['batch']}, "
         f"{one['steps']} steps, noise {one['noise']:.3f}).",
         results.table(("prompt", "sample of the private model"), rows),
-        f"## Canaries\n\n{CANARIES} secrets of 6 digits among the E2E records, each of them "
-        f"{canaries['repeats']} time(s), so that epsilon is that of a canary; rank among "
-        f"{canaries['references']} references. Chance is {canaries['chance']:.2f} bits on average, "
-        f"with the standard error behind ±; the most is "
-        f"{np.log2(canaries['references'] + 1):.2f}.",
-        results.table(("model", "mean exposure", "largest", "p-value of nothing learned"), exposed),
+    ]
+
+
+def _canary_rows(setting: str, one: dict) -> list[tuple]:
+    found = one["exposure"]
+    return [
+        (setting, name, f"{v['mean']:.2f}", f"{v['error_at_chance']:.2f}", f"{max(v['bits']):.2f}",
+         f"{np.log2(found['references'] + 1):.2f}", f"{v['p_value']:.2g}")
+        for name, v in found["models"].items()
+    ]  # fmt: skip
+
+
+def _canary_blocks(found: dict) -> list[str]:
+    settings = {
+        "e2e": "decoder, E2E",
+        "canaries": "2 layers of width 64 with random weights, 800 texts of E2E, one CPU core",
+    }
+    rows = [r for name, words in settings.items() if name in found
+            for r in _canary_rows(words, found[name])]  # fmt: skip
+    if not rows:
+        return []
+    header = ("setting", "model", "mean exposure", "standard error at chance", "largest", "most",
+              "p-value of nothing learned")  # fmt: skip
+    return [
+        f"## Canaries\n\n{CANARIES} secrets of digits among the records, **each of them once**, so "
+        "that epsilon 8 is the price of a canary; rank among references of the same form. Chance "
+        f"is {CHANCE:.2f} bits on average. One run each.\n\n" + results.table(header, rows)
     ]
 
 
@@ -340,8 +404,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "e2e_test.jsonl").is_file():
         prepare(given.data, out, most=given.most)
-    path = out / "results.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
+    path, found = out / "results.json", {}
+    for part in sorted(out.glob("results*.json")):  # pieces may come from several machines
+        found |= json.loads(part.read_text())
     found["records"] = len((out / "sst2.tsv").read_text(encoding="utf-8").splitlines()) - 1
     pieces = {"step": lambda: step_time(base, out, device), "head": lambda: head(base, out, device)}
     for train in RATES:
@@ -351,11 +416,13 @@ def main() -> None:
             t, e, base, out, device, rate=found[f"trials-{t}"]["rate"]
         )
     pieces["e2e"] = lambda: e2e(base, out, device)
+    pieces["canaries"] = lambda: canaries(given.data, out)
     for name, piece in pieces.items():
         is_wanted = not given.only or name in given.only
         if is_wanted and name not in found and time.monotonic() < end:
             began = time.monotonic()
             found[name] = piece() | {"seconds": round(time.monotonic() - began, 1)}
+            found["measured"] = _machine(device)
             path.write_text(json.dumps(found, indent=1))
             print(name, {k: v for k, v in found[name].items() if k != "curve"}, flush=True)
     write(found, base)

@@ -148,8 +148,8 @@ def _array(value: np.ndarray, entries: Restores) -> Iterable[Any]:
 def _dict(value: dict[Any, Any], entries: Restores) -> Iterable[Any]:
     # A subclass may compute something else in `value[key]`, as the table of activations of
     # transformers does, which makes a new object of the class that it holds.
-    kind = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    kept = dict(kind.items(value))
+    is_ordered = isinstance(value, collections.OrderedDict)
+    kept = dict(collections.OrderedDict.items(value) if is_ordered else dict.items(value))
 
     def put_back() -> None:
         value.clear()

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients.convolution import Convolved
-from tacit.training.gradients.factored import Dense, FactoredGradient
+from tacit.training.gradients.factored import Dense, FactoredGradient, Formable
 from tacit.training.gradients.ghost_norm import room, squared_norm, wide
 from tacit.training.weight_standardization import unit_rows
 
@@ -40,7 +39,7 @@ def pull_back(
     weight, gain = made.args
     eps = made.kwargs["eps"]
     with torch.no_grad():
-        formed = gradient.formed() if isinstance(gradient, Convolved) else Dense(gradient.dense())
+        formed = gradient.formed() if isinstance(gradient, Formable) else Dense(gradient.dense())
         if (formed.axes or (0,))[0] != 0 or formed.dense().shape[1:] != weight.shape:
             formed = Dense(formed.dense().reshape(-1, *weight.shape))  # with the channels first
         axes = formed.axes or tuple(range(weight.dim()))
