@@ -48,6 +48,7 @@ from tacit.training.tree import (
 )
 
 if TYPE_CHECKING:
+    from tacit.training.gpu.graph_replay import ReplayedStep  # noqa: F401  # `private` has it from here
     from tacit.training.isolation import Isolation
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
@@ -78,6 +79,7 @@ class ForeignLoops(EpochLoops):
 
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
+    _replayed: Any  # `RecordedUpdate`, or None
 
     def __init__(
         self,
@@ -306,6 +308,20 @@ class ForeignLoops(EpochLoops):
                 "fetched; after a failure begin another loop, which takes the lot again. A loop "
                 "that fetches ahead must iterate over private."
             )
+
+    def _may_defer(self) -> bool:
+        """Whether nothing but the noise reads a lot's sum, so that both may be one launch on a GPU.
+
+        The sum is then computed after the payment, with the release.
+        """
+        is_read = self._ranks.size > 1 or self._plan.adaptive is not None
+        is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
+        is_tagged = torch.are_deterministic_algorithms_enabled()  # `_compare_with_first_time`
+        if self._replayed is None or is_read or is_tagged:
+            return False
+        # Sums of other dtypes are copied before their release.
+        is_float = all(p.dtype == torch.float32 for p in self._parameters.values())
+        return is_float and getattr(self._lot_sum, "compiles", False)
 
     def _pay_and_release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
         raise NotImplementedError  # `Private` has it

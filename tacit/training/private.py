@@ -6,6 +6,7 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,8 +24,7 @@ from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from tacit.training.epochs import StepReports
-    from tacit.training.foreign import Arithmetic, Isolation, TailMean
-    from tacit.training.gpu.graph_replay import ReplayedStep
+    from tacit.training.foreign import Arithmetic, Isolation, ReplayedStep, TailMean
 
 
 class Private(ForeignLoops):
@@ -122,23 +122,18 @@ class Private(ForeignLoops):
 
     def _release_lot(self, lot: Lot, *, is_own_loop: bool) -> None:
         """Sum a lot by `loss_fn`, pay, and release; see `_pay_and_release`."""
-        if self._handed_out is not None:
-            self._take_back()  # the lot was unpacked too
+        self._take_back()  # the lot may have been unpacked too
         self._check_turn(lot)
         if self.steps_taken >= self._isolation.next_check:
             self._check_isolation()
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
-        lot_sum, deferred = self._lot_sum, None
+        options = {"defer": True} if is_own_loop and self._may_defer() else {}
+        summed = partial(self._lot_sum, lot, clip, **options)
         with self._guard:  # clip and add; private
-            if is_own_loop and isinstance(lot_sum, LotSum) and self._may_defer():
-                total, drawn = lot_sum(lot, clip, defer=True)
-                deferred = lot_sum.deferred()
-            elif self._lots.growth is None:
-                total, drawn = lot_sum(lot, clip)
-            else:
-                total, drawn = self._lots.measured(lambda: lot_sum(lot, clip), lot)
+            total, drawn = self._lots.measured(summed, lot) if self._lots.growth else summed()
+        deferred = self._lot_sum.deferred() if options else None
         self._pay_and_release(total, drawn, clip, is_own_loop=is_own_loop, deferred=deferred)
 
     def _pay_and_release(
@@ -166,11 +161,6 @@ class Private(ForeignLoops):
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
-        if deferred is not None and any(
-            p.dtype != torch.float32 for p in self._parameters.values()
-        ):
-            deferred.replay()  # the finished sums are copies in another dtype
-            deferred = None
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.Uninterrupted():
@@ -198,16 +188,6 @@ class Private(ForeignLoops):
                 self._end_run()
         if self._reports is not None:
             self._report(step)
-
-    def _may_defer(self) -> bool:
-        """Whether nothing but the noise reads the sum, so that both may be one launch on a GPU.
-
-        The sum is then computed after the payment, with the release.
-        """
-        is_read = self._ranks.size > 1 or self._plan.adaptive is not None
-        is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
-        is_tagged = torch.are_deterministic_algorithms_enabled()  # `_compare_with_first_time`
-        return self._replayed is not None and not is_read and not is_tagged
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
         """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""

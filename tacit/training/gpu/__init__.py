@@ -2,7 +2,8 @@
 
 - `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
 - `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
-- `FUSED_CELLS`: LSTM and GRU steps by torch's own kernels;
+- `FUSED_CELLS`: LSTM and GRU steps by torch's own kernels; `lstm_steps`: all steps of an LSTM;
+- `take_rows`: the rows of a lot, copied inside a CUDA graph;
 - `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch; also correlated noise;
 - `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`, `row_squares`: fused kernels for
   per-example norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.

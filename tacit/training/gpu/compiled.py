@@ -119,7 +119,7 @@ class CompiledSum:
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers (dropout); True until a graph is traced."""
-        graphs = self._present.layouts.values() if self._present else ()
+        graphs = self._in_lot().layouts.values()
         return not graphs or any(traced.draws for found in graphs for traced in found.traced)
 
     def __call__(
