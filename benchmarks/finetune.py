@@ -357,7 +357,7 @@ def _e2e_blocks(one: dict) -> list[str]:
         f"## E2E\n\n{one['records']:,} records of the dev part and canaries, epsilon "
         f"{one['epsilon']:.2f}: perplexity of reference tokens on 300 test records "
         f"{one['perplexity']:.2f}, without privacy {one['plain']:.2f} (batch {one['batch']}, "
-        f"{one['steps']} steps, noise {one['noise']:.3f}).",
+        f"{one['steps']} steps, noise {one['noise']:.3f}). {one.get('note', '')}".rstrip(),
         results.table(("prompt", "sample of the private model"), rows),
     ]
 
@@ -376,7 +376,7 @@ def _canary_blocks(found: dict) -> list[str]:
         "e2e": "decoder, E2E",
         "canaries": "2 layers of width 64 with random weights, 800 texts of E2E, one CPU core",
     }
-    rows = [r for name, words in settings.items() if name in found
+    rows = [r for name, words in settings.items() if "exposure" in found.get(name, ())
             for r in _canary_rows(words, found[name])]  # fmt: skip
     if not rows:
         return []
