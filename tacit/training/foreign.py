@@ -172,15 +172,14 @@ class ForeignLoops(EpochLoops):
                     self._sum_so_far = total, drawn
 
     def _backward_by_loss_fn(self) -> None:
-        with self._one_step, self._lots.on_device():
-            if self._lot is None:
-                raise RuntimeError(
-                    "private.backward() without losses needs a lot of `for lot in private`, and "
-                    "uses each lot once. Loops over private.batches() give their own losses."
-                )
-            self._release_lot(self._lot, is_own_loop=False)
-            self._lot = None
-            self._end_with_the_optimizer()
+        if self._lot is None:
+            raise RuntimeError(
+                "private.backward() without losses needs a lot of `for lot in private`, and uses "
+                "each lot once. Loops over private.batches() give their own losses."
+            )
+        self.step(self._lot, update=False)
+        self._lot = None
+        self._end_with_the_optimizer()
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
@@ -317,7 +316,7 @@ class ForeignLoops(EpochLoops):
         is_read = self._ranks.size > 1 or self._plan.adaptive is not None
         is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
         is_tagged = torch.are_deterministic_algorithms_enabled()  # `_compare_with_first_time`
-        if self._replayed is None or is_read or is_tagged:
+        if is_read or is_tagged:
             return False
         # Sums of other dtypes are copied before their release.
         is_float = all(p.dtype == torch.float32 for p in self._parameters.values())
@@ -326,7 +325,7 @@ class ForeignLoops(EpochLoops):
     def _pay_and_release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
         raise NotImplementedError  # `Private` has it
 
-    def _release_lot(self, lot: Lot, *, is_own_loop: bool) -> None:
+    def step(self, lot: Lot, *, update: bool = True) -> None:
         raise NotImplementedError  # `Private` has it
 
 

@@ -45,7 +45,7 @@ from tacit.training.engines import engine_named
 from tacit.training.engines.examples import Examples, as_views, as_written
 from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
-from tacit.training.lots import Lot
+from tacit.training.lots import Lot, Lots
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.rounding import Gradient, as_double
@@ -337,6 +337,17 @@ class CheckedIsolation(Isolation):
         return batch
 
 
+def check_first_lots(
+    isolation: Isolation, lots: Lots, key: Key, ranks: Ranks, *, rows: int, steps: int
+) -> None:
+    """Test isolation before a run of `steps` steps, on lots of up to `rows` rows."""
+    # Keys of their own, so that lots of the run are not looked at, and no lot twice.
+    others = [Key(key.bytes("isolation lot", number, 32)) for number in range(_LOOKS - 1)]
+    of_steps = key.numpy("isolation lot", 0, part=1).integers(steps, size=len(others))
+    usual = [lots.usual_rows(k, int(step)) for k, step in zip(others, of_steps, strict=True)]
+    ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
+
+
 class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
     """Lets autograd keep no tensor for the backward pass, and notes if one is asked for."""
 
@@ -350,6 +361,7 @@ class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(lambda _: None, unpack)
 
 
+_LOOKS = 16  # lots tested before the run: mixing in half of all lots is missed once in 2^16 runs
 _LOOKS_AT_GRADIENTS = 4  # lots of which gradients are compared as well, beside the first one
 
 

@@ -28,7 +28,7 @@ from tacit.training.ema import TailMean
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation
+from tacit.training.isolation import CheckedIsolation, Isolation, check_first_lots
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.memory_limit import (
@@ -55,7 +55,6 @@ from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
-_LOOKS = 16  # lots tested before the run: mixing in half of all lots is missed once in 2^16 runs
 # Runs that may not be over: the ids of their parameters, and their optimizer.
 _RUNS: WeakKeyDictionary[Private, tuple[set[int], torch.optim.Optimizer]] = WeakKeyDictionary()
 
@@ -294,9 +293,8 @@ def make_private(
     tested = loss_fn if check and traced is None else None
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    needed = views
-    if tested is not None:
-        needed *= guard(ranks.on_all, partial(_probe, model, tested, records, augment))
+    probed = partial(_probe, model, tested, records, augment)
+    needed = views * (1 if tested is None else guard(ranks.on_all, probed))
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, augment)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
@@ -312,7 +310,7 @@ def make_private(
         guard(print_cost_once, traced, clip, rows=rows)
     elif tested is not None:
         kept_apart.gradient_rows = _compared_gradients(speed, rows, needed)
-        _check_first(kept_apart, lots, key, plan, ranks, rows=rows)
+        check_first_lots(kept_apart, lots, key, ranks, rows=rows, steps=plan.steps)
     run = Private(
         model,
         optimizer,
@@ -663,17 +661,6 @@ def _use_limit(lots: Lots, speed: Speed, plan: TrainingPlan, ranks: Ranks, limit
 def _has_one_size(plan: TrainingPlan) -> bool:
     """Return whether every lot has the same number of records, but for the end of an epoch."""
     return isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
-
-
-def _check_first(
-    isolation: Isolation, lots: Lots, key: Key, plan: TrainingPlan, ranks: Ranks, *, rows: int
-) -> None:
-    """Test isolation on lots of up to `rows` rows."""
-    # Keys of their own, so that lots of the run are not looked at, and no lot twice.
-    others = [Key(key.bytes("isolation lot", number, 32)) for number in range(_LOOKS - 1)]
-    steps = key.numpy("isolation lot", 0, part=1).integers(plan.steps, size=len(others))
-    usual = [lots.usual_rows(k, int(step)) for k, step in zip(others, steps, strict=True)]
-    ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
 
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:

@@ -109,8 +109,8 @@ class Private(ForeignLoops):
                 )
         self._end_run()
 
-    def step(self, lot: Lot) -> None:
-        """Take one step of DP-SGD on `lot`, including the optimizer's step.
+    def step(self, lot: Lot, *, update: bool = True) -> None:
+        """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
 
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
         release is one step of `training_event`. Interrupted before the release, nothing has changed
@@ -118,23 +118,21 @@ class Private(ForeignLoops):
         Copy a `p.grad` that you keep: the next step may overwrite its memory.
         """
         with self._one_step, self._lots.on_device():
-            self._release_lot(lot, is_own_loop=True)
-
-    def _release_lot(self, lot: Lot, *, is_own_loop: bool) -> None:
-        """Sum a lot by `loss_fn`, pay, and release; see `_pay_and_release`."""
-        self._take_back()  # the lot may have been unpacked too
-        self._check_turn(lot)
-        if self.steps_taken >= self._isolation.next_check:
-            self._check_isolation()
-        clip = self._clip()
-        for parameter in self._parameters.values():
-            parameter.grad = None  # a step that fails leaves no gradient behind
-        options = {"defer": True} if is_own_loop and self._may_defer() else {}
-        summed = partial(self._lot_sum, lot, clip, **options)
-        with self._guard:  # clip and add; private
-            total, drawn = self._lots.measured(summed, lot) if self._lots.growth else summed()
-        deferred = self._lot_sum.deferred() if options else None
-        self._pay_and_release(total, drawn, clip, is_own_loop=is_own_loop, deferred=deferred)
+            if self._handed_out is not None:
+                self._take_back()  # the lot was unpacked too
+            self._check_turn(lot)
+            if self.steps_taken >= self._isolation.next_check:
+                self._check_isolation()
+            clip = self._clip()
+            for parameter in self._parameters.values():
+                parameter.grad = None  # a step that fails leaves no gradient behind
+            may_defer = update and self._replayed is not None and self._may_defer()
+            options = {"defer": True} if may_defer else {}
+            summed = partial(self._lot_sum, lot, clip, **options)
+            with self._guard:  # clip and add; private
+                total, drawn = self._lots.measured(summed, lot) if self._lots.growth else summed()
+            deferred = self._lot_sum.deferred() if options else None
+            self._pay_and_release(total, drawn, clip, is_own_loop=update, deferred=deferred)
 
     def _pay_and_release(
         self,

@@ -47,7 +47,7 @@ def test_one_step_enters_few_files_and_frames(problem):
     files, frames = traced_step(private, next(lots))
     # 18 before rounding was charged, noise lay on a grid, errors of the program were withheld, and
     # weights were compared with those that the optimizer left.
-    assert len(files) <= 21, sorted(files)
+    assert len(files) <= 21, " ".join(sorted(files))
     assert frames[0] == "Private.step"
     assert len(frames) <= 8, " > ".join(frames)
 
