@@ -293,8 +293,7 @@ def make_private(
     tested = loss_fn if check and traced is None else None
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    probed = partial(_probe, model, tested, records, augment)
-    needed = views * (1 if tested is None else guard(ranks.on_all, probed))
+    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment))
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, augment)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
@@ -573,13 +572,18 @@ def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -
 
 
 def _probe(
-    model: nn.Module, loss_fn: LossFn, records: Records, augment: Callable[[Batch], Batch] | None
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    records: Records,
+    augment: Callable[[Batch], Batch] | None,
 ) -> int:
-    """Raise if examples influence each other; return the activation bytes of one example.
+    """Raise if examples influence each other; return the activation bytes of one, 1 if unknown.
 
     What the program kept meanwhile is put back: what it sets by its first lot must be seen by the
     tests that follow.
     """
+    if loss_fn is None:
+        return 1
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
@@ -650,12 +654,11 @@ def _let_grow(
     """Let compiled steps on one GPU raise the limit of rows, by what the first of them needs."""
     if speed.compile and lots.records.device.type == "cuda" and ranks.size == 1:
         sums = sum(4 * p.numel() for p in parameters.values())
-        use = partial(_use_limit, lots, speed, plan, ranks)
+
+        def use(limit: int) -> None:
+            lots.use_limit(limit, _padding(speed, plan, ranks, limit))
+
         lots.growth = Growth(GPUMeter(lots.records.device), use, most=most, fixed=2 * sums)
-
-
-def _use_limit(lots: Lots, speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> None:
-    lots.use_limit(limit, _padding(speed, plan, ranks, limit))
 
 
 def _has_one_size(plan: TrainingPlan) -> bool:
