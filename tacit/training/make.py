@@ -637,9 +637,8 @@ def _limit(
 
 def _compared_gradients(speed: Speed, rows: int, bytes_per_example: int) -> int | None:
     """Return the rows whose gradients tests of isolation compare at once; None for all."""
-    if speed.compile and takes_memory(rows, bytes_per_example):
-        return max(4, rows // 3)  # compiled steps need less than half of the memory of these
-    return None
+    is_cut = speed.compile and takes_memory(rows, bytes_per_example)
+    return max(4, rows // 3) if is_cut else None  # compiled steps need less than half of the memory
 
 
 def _let_grow(
@@ -672,11 +671,10 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
         return None
     if not speed.compile:
         return Padding(multiple=limit, limit=limit, is_for_all=True)
-    expected = plan.expected_batch / ranks.size
     rate = min(1.0, plan.expected_batch / plan.n_records)
     is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
-    return choose_padding(expected, deviation, limit=limit)
+    return choose_padding(plan.expected_batch / ranks.size, deviation, limit=limit)
 
 
 def _lots(
