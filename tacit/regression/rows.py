@@ -263,8 +263,10 @@ def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, 
     noise explains. Less than that is taken off, because an interval is rather too long than too
     short, and least where the noise is small relative to the mean eigenvalue: there the matrix is
     better than any expectation. A matrix released by `triangle` has size (size + 1) / 2 noisy
-    entries, one of which is used for the multiple.
+    entries, one of which is used for the multiple. An `expected` matrix of zeros changes nothing.
     """
+    if not expected.any():  # nothing is known of the matrix
+        return matrix, noise_std
     size = len(matrix)
     mean = float(np.sum(matrix * expected) / np.sum(expected**2)) * expected
     spread = float(np.sum((matrix - mean) ** 2))

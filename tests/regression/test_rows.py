@@ -8,6 +8,7 @@ from tacit.regression.rows import (
     PrivateRows,
     SecondMoments,
     from_triangle,
+    shrink,
     solve_moments,
     triangle,
 )
@@ -100,3 +101,10 @@ def test_a_table_that_needs_no_scaling_is_read_in_place_and_not_changed(method):
     assert (before == X).all()
     _, first = next(PrivateRows(X, Bounds(-1, 1).box(3)).scaled())
     assert np.shares_memory(first, X)
+
+
+def test_shrinking_without_an_expectation_changes_nothing():
+    matrix = np.array([[0.2, 0.7], [0.7, -0.1]])
+    shrunk, std = shrink(matrix, 0.8, np.zeros((2, 2)))
+    assert (shrunk == matrix).all()
+    assert std == 0.8
