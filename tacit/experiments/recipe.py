@@ -566,7 +566,8 @@ class Recipe:
         if training.bands == "auto":
             from tacit.experiments.training_loop import best_bands  # needs torch
 
-            training = replace(training, bands=best_bands(training, privacy, n_records))
+            one = replace(recipe, training=replace(training, bands=1), privacy=privacy)
+            training = replace(training, bands=best_bands(one, n_records))
         data = replace(recipe.data, is_public=recipe.data.holds_public_records)
         return replace(recipe, data=data, training=training, privacy=privacy)
 

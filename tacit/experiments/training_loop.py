@@ -25,7 +25,7 @@ from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
-from tacit.experiments.recipe import PrivacySettings, Recipe, TrainingSettings
+from tacit.experiments.recipe import Recipe, TrainingSettings
 from tacit.experiments.views import shift_and_mirror
 from tacit.ledger import Ledger
 from tacit.mechanisms import optimal_bands
@@ -229,32 +229,35 @@ def banded(training: TrainingSettings) -> Banded | None:
     return Banded(bands=training.correlated, average=Banded().average if training.average else 0.0)
 
 
-def best_bands(training: TrainingSettings, privacy: PrivacySettings, n_records: int) -> int:
+def best_bands(recipe: Recipe, n_records: int) -> int:
     """Return the number of bands with the least noise of running sums at the recipe's price."""
-    return choose_bands(**_priced(training, privacy, n_records)).bands
+    found = choose_bands(**_priced(recipe, n_records, features_events(recipe, n_records)))
+    return found.bands
 
 
-def noise_saving(training: TrainingSettings, privacy: PrivacySettings, n_records: int) -> float:
-    """Return how many times less noise running sums carry than with independent noise."""
-    setting = _priced(training, privacy, n_records)
-    bands = min(training.correlated, setting["steps"])
+def noise_saving(recipe: Recipe, n_records: int, also: tuple[Event, ...]) -> float:
+    """Return how many times less noise running sums carry than with independent noise.
+
+    `also` are the events of other releases that the run's budget pays for.
+    """
+    setting = _priced(recipe, n_records, also)
+    bands = min(recipe.training.correlated, setting["steps"])
     independent, chosen = (price_bands(b, **setting).noise for b in (1, bands))
     return independent / chosen
 
 
 def _priced(
-    training: TrainingSettings, privacy: PrivacySettings, n_records: int
+    recipe: Recipe, n_records: int, also: tuple[Event, ...]
 ) -> dict[str, Any]:  # Any: the options of `price_bands`
-    budget, batch = privacy.budget, training.batch
+    budget, batch = recipe.privacy.budget, recipe.training.batch
     return {
         "batch_size": batch,
         "n_records": n_records,
-        "steps": count_steps(
-            epochs=training.epochs, steps=None, batch_size=batch, n_records=n_records
-        ),
+        "steps": steps_of(recipe, n_records),
         "epsilon": budget.epsilon,
         "delta": budget.delta,
-        "relation": Relation(privacy.relation),
+        "relation": Relation(recipe.privacy.relation),
+        "also": also,
     }
 
 

@@ -387,7 +387,9 @@ class Session:
         sampling = sampling_in_words(training.lot, self.n_records, bands=bands, of=of)
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
         if bands > 1:
-            done["noise_saving"] = round(noise_saving(training, recipe.privacy, self.n_records), 4)
+            also = (*self.checked, *features_events(recipe, self.n_records))
+            also += () if paid is None else (paid.event,)
+            done["noise_saving"] = round(noise_saving(recipe, self.n_records, also), 4)
         facts = Facts(
             **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),
             assumed_public=(*dataset.public, *_public_tests(recipe, dataset)),

@@ -374,6 +374,31 @@ class AlteredLots:
             if self._differ(row, after, (self.rows[row], np.zeros(1, int)), is_fine=False):
                 self._refuse("alone")
             self._passed()
+        elif self.is_random():
+            self._isolate_in_evaluation()
+
+    def _isolate_in_evaluation(self) -> None:
+        """Run one row alone with all modules in evaluation mode, where dropout draws nothing.
+
+        In training mode a row alone gets other random numbers than in the lot, so its loss differs
+        whether rows mix or not. Programs that draw in this mode too, or fail in it, are not tested.
+        """
+        modes = [(module, module.training) for module in self.program.model.modules()]
+        try:
+            self.program.model.eval()
+            try:
+                quiet = AlteredLots(self.program, self.rows, self.rng)
+            except Exception:  # a program need not run in evaluation mode
+                return
+            try:
+                if not quiet.is_random():
+                    quiet.isolate()
+            finally:
+                quiet.state.restore()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            self.state.restore()
 
     def _is_alike(self) -> bool:
         """Return whether the last batch had the shapes of the lot's, or rounding is fine anyway."""

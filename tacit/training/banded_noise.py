@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
 
 _MOST_BANDS = 1024
+_UNIT = "steps of the grid"  # of the residuals that a checkpoint holds
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
@@ -221,7 +222,10 @@ def price_bands(
         return EventSequence((*also, run)) if also else run
 
     multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
-    return Bands(bands, multiplier, multiplier * running_error(column, steps))
+    # Sums are divided by the expected lot, which is n / b where b lots of the batch size need more
+    # records than there are.
+    lot = batch_size if sampler is not None else min(batch_size, n_records / bands)
+    return Bands(bands, multiplier, multiplier * running_error(column, steps) * batch_size / lot)
 
 
 def choose_bands(
@@ -376,7 +380,7 @@ class BandedNoise(NoisyMean):
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values. Private, like the key."""
         kept = None if self._residuals is None else to_text(self._residuals)
-        return {"begin": self._begin, "next": self._next, "residuals": kept}
+        return {"begin": self._begin, "next": self._next, "residuals": kept, "unit": _UNIT}
 
     def load_state(self, state: dict[str, Any] | None) -> None:  # Any: written by `state`
         """Continue from a `state()`."""
@@ -385,6 +389,13 @@ class BandedNoise(NoisyMean):
                 "the checkpoint has no residuals of correlated noise. Load one of the same run."
             )
         self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
+        # Read in another unit, residuals would no longer cancel, and a repeated step would show
+        # what the first one added to its sum.
+        if kept is not None and state.get("unit") != _UNIT:
+            raise ValueError(
+                "the checkpoint holds residuals of correlated noise in the unit of another version "
+                "of tacit. Finish the run with that version, or begin a new run."
+            )
         self._residuals = None if kept is None else from_text(kept)
         self._ready = range(0)
         self._blocks.clear()  # kernels hold the address of the residuals

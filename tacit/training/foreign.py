@@ -121,6 +121,10 @@ class ForeignLoops(EpochLoops):
                 following, number = next(microbatches, None), number + 1
                 microbatch = self._lots.nothing() if microbatch is None else microbatch.finite()
                 is_last = following is None and number >= most
+                if self.steps_taken != lot.step:
+                    raise RuntimeError(
+                        "the step of this lot was taken elsewhere; each is used once."
+                    )
                 self._hand_out(microbatch, is_last=is_last, number=number)
                 try:
                     yield self._lots.records.for_loop(microbatch.batch)

@@ -68,12 +68,8 @@ class Isolation:
         Runs the user's program and withholds the text of its errors.
     is_certain
         Whether examples are kept apart by construction, in `Private.step` alone.
-    gradient_rows
-        Most rows of a lot whose gradients are compared, which takes more memory than losses; None
-        for all.
     """
 
-    gradient_rows: int | None = None
     next_check: float = math.inf
     is_certain: bool = False
     is_of_loop: bool = True  # whether a loop of the user's computes what was tested, as far as seen
@@ -219,8 +215,7 @@ class CheckedIsolation(Isolation):
         self._plan_next(lot.step, key)
 
     def _check_once(self, indices: Indices, rng: np.random.Generator) -> None:
-        lot, number = self._full(indices, rng), int(rng.integers(8))
-        trial = AlteredLots(self, lot[: self.gradient_rows] if number == 4 else lot, rng)
+        trial, number = AlteredLots(self, self._full(indices, rng), rng), int(rng.integers(8))
         tests = [trial.replace] * 4 + [trial.replace_gradients, trial.follow]
         tests += [trial.remove, trial.isolate]
         try:
@@ -249,7 +244,6 @@ class CheckedIsolation(Isolation):
                 trial.isolate()
                 trial.follow()
                 trial.remove()
-                self._cut_for_gradients(trial)
                 trial.warm_up()
                 trial.follow_by_gradients()
                 trial.replace_gradients()
@@ -257,21 +251,14 @@ class CheckedIsolation(Isolation):
                 for number, lot in enumerate(lots[1:]):
                     trial.begin(lot)
                     trial.replace()
-                    if not trial.is_random():
-                        trial.isolate()
+                    trial.isolate()
                     if number < _LOOKS_AT_GRADIENTS:
-                        self._cut_for_gradients(trial)
                         trial.replace_gradients()
                 trial.begin(lots[0][:FEW_ROWS])
                 trial.follow_first_lots(seconds=3 + time.monotonic() - began)
             finally:
                 trial.state.restore()
                 self.first_lots = None
-
-    def _cut_for_gradients(self, trial: AlteredLots) -> None:
-        """Begin a trial anew on fewer rows, if gradients of all of them take too much memory."""
-        if self.gradient_rows is not None and len(trial.rows) > self.gradient_rows:
-            trial.begin(trial.rows[: self.gradient_rows])
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""

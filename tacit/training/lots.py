@@ -22,7 +22,7 @@ from tacit.training.records import Indices, Microbatch, Records
 from tacit.training.tree import Batch, current_device, pad_rows
 
 if TYPE_CHECKING:
-    from tacit.training.memory_limit import Growth
+    pass
 
 T = TypeVar("T")
 
@@ -144,7 +144,6 @@ class Lots:
         self._rank = rank
         self._ranks = ranks
         self._row_numbers: dict[int, Tensor] = {}
-        self.growth: Growth | None = None
         self.use(key)
 
     def use(self, key: Key) -> None:
@@ -160,12 +159,6 @@ class Lots:
     def use_limit(self, limit: int, padding: Padding | None) -> None:
         """Make microbatches of at most `limit` rows, padded by `padding`, from now on."""
         self.limit, self.padding = limit, padding
-
-    def measured(self, compute: Callable[[], T], lot: Lot) -> T:
-        """Return `compute()` for this lot, which may show that the limit can be raised."""
-        assert self.growth is not None
-        rows = max((part.rows for part in lot.pending()), default=0)
-        return self.growth(compute, rows=rows, limit=self.limit)
 
     @property
     def pads_all(self) -> bool:

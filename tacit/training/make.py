@@ -33,11 +33,9 @@ from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.memory_limit import (
     GPUMeter,
-    Growth,
     fitting_rows,
     largest_microbatch,
     starting_limit,
-    takes_memory,
     usual_lot,
     zero_step,
 )
@@ -303,12 +301,10 @@ def make_private(
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
-    _let_grow(lots, speed, plan, ranks, parameters, most=most)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
     elif tested is not None:
-        kept_apart.gradient_rows = _compared_gradients(speed, rows, needed)
         check_first_lots(kept_apart, lots, key, ranks, rows=rows, steps=plan.steps)
     run = Private(
         model,
@@ -633,31 +629,6 @@ def _limit(
             return fitting_rows(run, GPUMeter(device), most=most, reserved=3 * sums)
         except Exception:  # programs need not take zeros
             return estimate
-
-
-def _compared_gradients(speed: Speed, rows: int, bytes_per_example: int) -> int | None:
-    """Return the rows whose gradients tests of isolation compare at once; None for all."""
-    is_cut = speed.compile and takes_memory(rows, bytes_per_example)
-    return max(4, rows // 3) if is_cut else None  # compiled steps need less than half of the memory
-
-
-def _let_grow(
-    lots: Lots,
-    speed: Speed,
-    plan: TrainingPlan,
-    ranks: Ranks,
-    parameters: dict[str, nn.Parameter],
-    *,
-    most: int,
-) -> None:
-    """Let compiled steps on one GPU raise the limit of rows, by what the first of them needs."""
-    if speed.compile and lots.records.device.type == "cuda" and ranks.size == 1:
-        sums = sum(4 * p.numel() for p in parameters.values())
-
-        def use(limit: int) -> None:
-            lots.use_limit(limit, _padding(speed, plan, ranks, limit))
-
-        lots.growth = Growth(GPUMeter(lots.records.device), use, most=most, fixed=2 * sums)
 
 
 def _has_one_size(plan: TrainingPlan) -> bool:

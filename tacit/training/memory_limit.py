@@ -199,31 +199,3 @@ def zero_step(
             yield run
         finally:
             state.restore()
-
-
-class Growth:
-    """Raises the limit of rows once, after the first compiled step of a run that cuts lots.
-
-    The limit before it follows from uncompiled steps, which need up to twice the memory. `fixed`
-    bytes of a step do not depend on the rows.
-    """
-
-    def __init__(self, meter: Meter, use: Callable[[int], None], *, most: int, fixed: int) -> None:
-        self._meter, self._use = meter, use
-        self._most, self._fixed = most, fixed
-        self._is_over = False
-
-    def __call__(self, run: Callable[[], T], *, rows: int, limit: int) -> T:
-        """Return the result of `run`, a step in microbatches of at most `rows` rows."""
-        if self._is_over or limit >= self._most or 2 * rows < limit:
-            return run()
-        self._is_over = True
-        budget, found = _ROOM * self._meter.available(), []
-        needed = self._meter.peak(lambda: found.append(run()))
-        if not found:  # memory ran out, and does again
-            return run()
-        each = max(1.0, needed - self._fixed) / rows
-        fits = int((budget - self._fixed) / each)
-        if fits > limit:
-            self._use(min(fits, self._most))
-        return found[0]

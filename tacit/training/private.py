@@ -6,7 +6,6 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,9 +127,9 @@ class Private(ForeignLoops):
                 parameter.grad = None  # a step that fails leaves no gradient behind
             may_defer = update and self._replayed is not None and self._may_defer()
             options = {"defer": True} if may_defer else {}
-            summed = partial(self._lot_sum, lot, clip, **options)
+            self._sum_so_far = None  # of microbatches of this lot, which `batches` handed out
             with self._guard:  # clip and add; private
-                total, drawn = self._lots.measured(summed, lot) if self._lots.growth else summed()
+                total, drawn = self._lot_sum(lot, clip, **options)
             deferred = self._lot_sum.deferred() if options else None
             self._pay_and_release(total, drawn, clip, is_own_loop=update, deferred=deferred)
 

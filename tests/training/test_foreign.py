@@ -477,3 +477,16 @@ def test_a_loop_that_computes_something_else_counts_as_not_tested(losses):
         other = run(losses)
     assert other.isolation.startswith("not tested")
     assert other.chance_of_missing(1.0) == 1.0
+
+
+def test_a_lot_whose_step_was_taken_is_not_released_by_its_microbatches_again(problem):
+    case = problem(**OPTIONS, max_microbatch=4)
+    private = case.private
+    lot = next(iter(private))
+    microbatches = private.batches()
+    x, y = next(microbatches)
+    private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+    private.step(lot)
+    with pytest.raises(RuntimeError, match="once"):
+        next(microbatches)
+    assert private.steps_taken == 1

@@ -347,3 +347,51 @@ def test_ranks_of_one_key_check_at_the_same_steps():
     case = PROGRAMS["plain"]()
     steps = {private(case, seed=7, steps=300)._isolation.next_check for _ in range(2)}
     assert len(steps) == 1
+
+
+class _MeanOfTokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.dropout = nn.Embedding(50, 8), nn.Dropout(0.3)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        return self.out(self.dropout(self.table(tokens).mean(1)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_padding_that_a_pooled_mean_sees_is_refused_with_dropout_too(seed):
+    """A row alone gets other dropout masks than in its lot, so it is compared without dropout."""
+    texts = [(torch.arange(3 + 7 * i % 13) % 49 + 1, torch.tensor(i % 2)) for i in range(200)]
+
+    def padded(items):
+        longest = max(len(tokens) for tokens, _ in items)
+        rows = [F.pad(tokens, (0, longest - len(tokens))) for tokens, _ in items]
+        return torch.stack(rows), torch.stack([label for _, label in items])
+
+    def losses(net, batch):
+        return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
+
+    torch.manual_seed(seed)
+    net = _MeanOfTokens()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    options = {"batch_size": 20, "steps": 50, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    with pytest.raises(IncompatibleModel, match="alone"):
+        tacit.make_private(net, optimizer, texts, losses, collate_fn=padded, seed=seed, **options)
+    assert net.training
+
+
+def test_gradients_by_torch_func_are_no_reason_to_refuse():
+    def losses(net, batch):
+        x, y = batch
+        slopes = torch.func.vmap(torch.func.grad(lambda row: net(row).square().sum()))(x)
+        return F.cross_entropy(net(x), y, reduction="none") + slopes.square().sum(1)
+
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = torch.randn(60, 6), torch.randint(0, 2, (60,))
+    options = {"batch_size": 10, "steps": 2, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    run = tacit.make_private(net, optimizer, data, losses, **options)
+    for lot in run:
+        run.step(lot)
+    assert run.steps_taken == 2

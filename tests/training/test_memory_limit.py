@@ -8,7 +8,6 @@ import torch
 from tacit.training import Flat
 from tacit.training.engines import bookkeeping
 from tacit.training.memory_limit import (
-    Growth,
     fitting_rows,
     largest_microbatch,
     starting_limit,
@@ -99,42 +98,6 @@ def test_memory_for_the_optimizer_stays_free():
 def test_rows_that_run_out_of_memory_are_halved(each, fits):
     meter = FakeMeter(8 * 10**9, each)
     assert fitting_rows(meter.step, meter, most=100) == fits
-
-
-def test_the_limit_grows_once_if_compiled_steps_need_less():
-    meter, used = FakeMeter(8 * 10**9, 10**8), []
-    growth = Growth(meter, used.append, most=100, fixed=0)
-    assert growth(lambda: meter.step(10), rows=10, limit=40) == 10  # too few rows to tell
-    assert growth(lambda: meter.step(40), rows=40, limit=40) == 40
-    assert used == [70]
-    assert growth(lambda: meter.step(70), rows=70, limit=70) == 70
-    assert used == [70]
-
-
-def test_the_limit_does_not_grow_above_a_microbatch_or_what_fits():
-    meter, used = FakeMeter(8 * 10**9, 10**8), []
-    assert Growth(meter, used.append, most=40, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
-    assert not used
-    assert Growth(meter, used.append, most=50, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
-    assert used == [50]
-    meter.each = 19 * 10**7
-    assert Growth(meter, used.append, most=50, fixed=0)(lambda: meter.step(40), rows=40, limit=40)
-    assert used == [50]
-
-
-def test_a_failed_step_raises_its_own_error():
-    def fails():
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    class Full(FakeMeter):
-        def peak(self, run):
-            with pytest.raises(torch.OutOfMemoryError):
-                run()
-            return math.inf
-
-    growth = Growth(Full(1, 1), lambda _: None, most=50, fixed=0)
-    with pytest.raises(torch.OutOfMemoryError):
-        growth(fails, rows=40, limit=40)
 
 
 def test_a_step_on_zeros_leaves_no_trace_of_its_own():
