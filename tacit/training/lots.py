@@ -9,7 +9,7 @@ rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,6 @@ from tacit.training.key import Key, randomness, reseed
 from tacit.training.padding import Padding
 from tacit.training.records import Indices, Microbatch, Records
 from tacit.training.tree import Batch, current_device, pad_rows
-
-if TYPE_CHECKING:
-    pass
-
-T = TypeVar("T")
 
 
 class PendingMicrobatch(NamedTuple):
@@ -155,10 +150,6 @@ class Lots:
         """Make microbatches of at most `limit` rows from now on."""
         self.limit = min(self.limit, limit)
         self.padding = self.padding and self.padding.within(self.limit)
-
-    def use_limit(self, limit: int, padding: Padding | None) -> None:
-        """Make microbatches of at most `limit` rows, padded by `padding`, from now on."""
-        self.limit, self.padding = limit, padding
 
     @property
     def pads_all(self) -> bool:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ from tacit.training.tree import (
     map_tensors,
     take_rows,
 )
-
-T = TypeVar("T")
 
 _CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
 _COPIES = 4  # activations, their gradients, and what the norms need, with room to spare
