@@ -21,7 +21,8 @@ def regress(
     method: Annotated[
         str,
         typer.Option(
-            help="auto. Linear: functional, adassp, gradient. Logistic: gradient, sgd, objective."
+            help="auto. Linear: functional, adassp, gradient. Logistic: gradient, descent, sgd, "
+            "objective. Wide tables: frank-wolfe."
         ),
     ] = "auto",
 ) -> None:

@@ -292,10 +292,10 @@ class RegressionSettings(_Settings, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
     method: str = _choice(
-        "auto", "functional", "adassp", "gradient", "sgd", "objective", "frank-wolfe"
+        "auto", "functional", "adassp", "gradient", "sgd", "descent", "objective", "frank-wolfe"
     )
-    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
-    for wide tables, and fits a number or two classes."""
+    """Linear: functional, adassp or gradient. Logistic: gradient, descent, sgd or objective.
+    frank-wolfe is for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
     """Of frank-wolfe: largest sum of absolute scaled coefficients; default by the budget."""
 

@@ -100,8 +100,7 @@ def run_regression(
         schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
         tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
         budget = recipe.privacy.budget.epsilon
-        if not is_transfer:
-            _require_fit(recipe, tables[0], budget)
+        _require_fit(recipe, tables, budget)
         with run.paying(recipe, place, ledger) as paying:
             flags = {file.name: table.flags for file, table in zip(files, tables[1:], strict=True)}
             checked = check_table(
@@ -158,16 +157,26 @@ def _options(
     }
 
 
-def _require_fit(recipe: Recipe, dataset: Dataset, epsilon: float) -> None:
+def _require_fit(recipe: Recipe, tables: Sequence[Dataset], epsilon: float) -> None:
     """Raise before anything is paid or written, if the method cannot fit a model of this target.
 
-    In an engine, the whole fit is tried on a table without rows, for which nobody pays.
+    The fit is planned for a table without rows. In an engine all of it is tried; nobody pays.
     """
-    options = _options(recipe, dataset, epsilon)
+    from tacit.regression import planned_event
+
+    (x, y), *sources = [(table.x_train[:0], table.y_train[:0]) for table in tables]
+    if recipe.method == "transfer":
+        sizes = [table.n_records for table in tables]
+        relation = recipe.privacy.relation
+        model = transfer_estimator(recipe, epsilon, relation=relation, n_records=sizes)
+        planned_event(model, lambda copy: copy.fit(x, y, sources=sources))
+        return
+    options = _options(recipe, tables[0], epsilon)
     if sources_of(recipe):
         _fit_in_engine(recipe, [], options)
-    else:
-        estimator_of(recipe, dataset.n_classes, **options)
+        return
+    model = estimator_of(recipe, tables[0].n_classes, **options)
+    planned_event(model, lambda copy: copy.fit(x, y))
 
 
 def _fit_one(
@@ -359,7 +368,7 @@ def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:
         loss = "squared" if is_number else "logistic"
         return FrankWolfe(loss=loss, radius=recipe.regression.radius, **target, **options)
     if is_number:
-        if method in ("sgd", "objective"):
+        if method in ("sgd", "descent", "objective"):
             raise ValueError(f"method {method} needs a target with categories.")
         return LinearRegression(method=method, **target, **options)
     if method in ("functional", "adassp"):

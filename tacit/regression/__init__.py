@@ -12,6 +12,7 @@ from tacit._lazy import lazy
 from tacit.regression.bounds import Bounds
 
 if TYPE_CHECKING:
+    from tacit.regression.estimator import planned_event
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.intervals import Inference
     from tacit.regression.linear import LinearRegression
@@ -29,6 +30,7 @@ _HOMES = {
     "SecondMoments": "rows",
     "TransferRegression": "transfer",
     "fit_for_users": "per_user",
+    "planned_event": "estimator",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "SecondMoments",
     "TransferRegression",
     "fit_for_users",
+    "planned_event",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

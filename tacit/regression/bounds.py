@@ -239,9 +239,24 @@ def as_bounds(declared: object, *, name: str) -> Bounds:
         )
     if isinstance(declared, Mapping):
         return Bounds(declared)
+    if isinstance(declared, tuple | list) and _may_be_pairs(declared):
+        raise ValueError(
+            f"{name} must be Bounds([lower, ...], [upper, ...]), or pairs by name such as "
+            "{'age': (18, 93)}: a list of pairs could be read in two ways."
+        )
     if isinstance(declared, tuple | list) and 2 <= len(declared) <= 5:
         return Bounds(*declared)
     raise TypeError(f"{name} must be tacit.regression.Bounds(lower, upper) or a pair.")
+
+
+def _may_be_pairs(declared: Sequence[Any]) -> bool:
+    """Return whether `declared` reads as a pair (lower, upper) for each feature."""
+    if not all(isinstance(pair, Sequence | np.ndarray) and len(pair) == 2 for pair in declared):
+        return False
+    try:
+        return all(float(lower) < float(upper) for lower, upper in declared)
+    except (TypeError, ValueError):
+        return False
 
 
 def _plain(bound: ArrayLike) -> Bound:

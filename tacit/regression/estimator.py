@@ -7,7 +7,8 @@ so the event that is paid and the noise that is drawn come from one object.
 """
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self, TypedDict, Unpack
@@ -22,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tacit._arrays import Floats
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
-from tacit.errors import WeakGuarantee
+from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, Rng, generator
@@ -200,21 +201,48 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         return tags
 
 
+class _Planned(Exception):
+    """Raised in place of a payment, with the event that would be paid."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self.event = event
+
+
+class _PlanningLedger:
+    """What an estimator sees as its ledger while its fit is planned."""
+
+    def __init__(self, relation: Relation) -> None:
+        self.relation = relation
+
+    def spend(self, event: Event, **_: Any) -> None:
+        raise _Planned(event)
+
+
+def planned_event(estimator: Any, fit: Callable[[Any], Any]) -> Event:
+    """Return the event that `fit` would pay for, given a copy of the estimator.
+
+    Nothing is paid or released. Raises what the fit would raise before its payment. Any: the
+    estimators share no type.
+    """
+    ledger = _PlanningLedger(Relation(estimator.relation))
+    copy = type(estimator)(**{**estimator.get_params(deep=False), "ledger": ledger})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fit itself will warn
+        try:
+            fit(copy)
+        except _Planned as planned:
+            return planned.event
+    raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
+
+
 def public_size(n_records: int | None, n_rows: int) -> int:
     """Return the public number of records: `n_records` if declared, else the number of rows.
 
-    More records than rows are accepted, however many: records without a target may have been left
-    out, and how many is private.
+    A declared number is never compared with the rows: how many there are is private then. Records
+    without a target may have been left out, for example.
     """
-    if n_records is None:
-        return n_rows
-    declared = whole(n_records=n_records, least=1)
-    if declared < n_rows / 2:
-        raise ValueError(
-            f"n_records must be at least half of the rows given, got {declared}. "
-            "Declare the public size of this table, or leave it None."
-        )
-    return declared
+    return n_rows if n_records is None else whole(n_records=n_records, least=1)
 
 
 def relative_weights(

@@ -104,8 +104,10 @@ class WideRows:
         """Return the private norm of each row."""
         if self._sparse is not None:
             return np.sqrt(np.asarray(self._sparse.multiply(self._sparse).sum(axis=1)).ravel())
-        parts = [np.linalg.norm(rows, axis=1) for _, rows in self._dense.scaled()]
-        return np.concatenate(parts)
+        norms = np.empty(self.n_rows)
+        for span, rows in self._dense.scaled():
+            norms[span] = np.linalg.norm(rows, axis=1)
+        return norms
 
     def gradient(self, theta: Floats, limit: float, clip: float) -> Floats:
         """Return the private sum over records (1, x) of factor * residual * (1, x), (d + 1, k)."""

@@ -19,10 +19,13 @@ from tacit.accounting import for_group
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.ledger import Entry, Ledger
-from tacit.summaries import choose_bound
+from tacit.mechanisms import Rng, generator
+from tacit.regression.estimator import planned_event
+from tacit.summaries import choose_bound, count
 
 _HALVINGS = 12  # of the range of epsilons for a record
 _FOR_BOUND = 0.1  # share of epsilon that choosing the bound costs
+_FOR_COUNT = 0.02  # share of epsilon that counting the records that are kept costs
 _LEAST = 64  # an epsilon of a record below epsilon / (k times this) is not tried
 
 
@@ -33,7 +36,9 @@ class PerUser(BaseEstimator):
     ----------
     estimator
         An estimator of `tacit.regression`; its `epsilon` and `delta` are those of a user, its
-        `ledger`, if there is one, must count users, and its relation must be "add_remove".
+        `ledger`, if there is one, must count users, and its relation must be "add_remove". How many
+        records are kept depends on how they are spread over users. So it is private, and a fiftieth
+        of epsilon counts them, unless the estimator's `n_records` states a public number.
     records_per_user
         k: most records of one user that are used; others are left out, chosen at random. A public
         number, or "private": then a tenth of epsilon goes to `tacit.summaries.choose_bound`, which
@@ -73,18 +78,29 @@ class PerUser(BaseEstimator):
         _require_users(self.estimator)
         require_same_index(X, users)
         found = RecordsOfUsers.of(users, len(y))
-        model, most, spent = self.estimator, self.records_per_user, 0.0
+        most, epsilon = self.records_per_user, positive(epsilon=self.estimator.epsilon)
+        if most != "private":
+            most = whole(records_per_user=most, least=1)
+        planned_event(self.estimator, lambda copy: copy.fit(X, y))  # an error comes before payment
+        ledger, rng = self.estimator.ledger, self._generator()
+        rest, paid, given = epsilon, list[Event](), dict[str, int]()
         if most == "private":
-            spent = _FOR_BOUND * positive(epsilon=model.epsilon)
-            most = choose_bound(users, epsilon=spent, ledger=model.ledger, rng=self._seed())
-            model = _copy(model, model.epsilon - spent, model.ledger)
-        most = whole(records_per_user=most, least=1)
+            share = _FOR_BOUND * epsilon
+            most = choose_bound(users, epsilon=share, ledger=ledger, rng=rng)
+            rest, paid = rest - share, [PureDP(share)]
         kept = found.kept(most)
+        if self.estimator.n_records is None:
+            share, ones = _FOR_COUNT * epsilon, np.ones(len(kept))
+            counted = count(ones, epsilon=share, records_per_person=most, ledger=ledger, rng=rng)
+            given["n_records"] = int(np.clip(round(counted.value), 1, len(y)))
+            assert counted.event is not None  # it was paid for
+            rest, paid = rest - share, [*paid, counted.event]
+        model = _copy(self.estimator, rest, ledger, **given)
         rows: Any = X if hasattr(X, "shape") else np.asarray(X)  # Any: an array or a data frame
         table = rows.iloc[kept] if hasattr(rows, "iloc") else rows[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
         self.estimator_, event = fit_for_users(model, most, lambda copy: copy.fit(table, targets))
-        self.event_ = Sequence((PureDP(spent), event)) if spent else event
+        self.event_ = Sequence((*paid, event)) if paid else event
         self.records_per_user_ = most
         return self
 
@@ -96,11 +112,11 @@ class PerUser(BaseEstimator):
         """Return the score of the fitted estimator."""
         return self.estimator_.score(X, y)
 
-    def _seed(self) -> int | None:
-        """Return a seed for the choice of the bound that the estimator does not use itself."""
+    def _generator(self) -> Rng:
+        """Return a source of noise for bound and count that the estimator does not use itself."""
         if self.estimator.random_state is None:
-            return None
-        return int(self.estimator._generator().integers(2**31))
+            return generator(None)
+        return generator(int(self.estimator._generator().integers(2**31)))
 
 
 def fit_for_users(
@@ -137,9 +153,9 @@ def _require_users(estimator: Any) -> None:
         )
 
 
-def _copy(estimator: Any, epsilon: float, ledger: Any) -> Any:
+def _copy(estimator: Any, epsilon: float, ledger: Any, **given: Any) -> Any:
     """Return an unfitted copy of the estimator at another epsilon, which pays to `ledger`."""
-    plain = {**estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger}
+    plain = {**estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger, **given}
     return type(estimator)(**plain)
 
 
@@ -150,11 +166,8 @@ def _epsilon_of_record(estimator: Any, most: int, trial: Callable[[Any], Any]) -
         return wanted
 
     def fits(epsilon: float) -> bool:
-        try:
-            trial(_copy(estimator, epsilon, _Payer(None, most, is_trial=True)))
-        except _Found as found:
-            return price(found.event, delta=delta) <= wanted
-        raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
+        event = planned_event(_copy(estimator, epsilon, None), trial)
+        return price(for_group(event, most), delta=delta) <= wanted
 
     low, high = wanted / most, wanted
     while not fits(low):  # at the same delta, k records may cost more than k times as much
@@ -167,28 +180,18 @@ def _epsilon_of_record(estimator: Any, most: int, trial: Callable[[Any], Any]) -
     return low
 
 
-class _Found(Exception):
-    """Raised at the payment of a trial, with the event that would be paid."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self.event = event
-
-
 class _Payer:
     """What the estimator sees as its ledger: it pays for `records` records in place of one."""
 
     relation = Relation.ADD_REMOVE
 
-    def __init__(self, ledger: Ledger | None, records: int, *, is_trial: bool = False) -> None:
-        self._ledger, self._records, self._is_trial = ledger, records, is_trial
+    def __init__(self, ledger: Ledger | None, records: int) -> None:
+        self._ledger, self._records = ledger, records
         self.event: Event | None = None
 
     def spend(self, event: Event, *, note: str = "", partition: Any = None) -> Entry | None:
         """Pay for what `records` records do to the release `event`."""
         of_user = event if self._records == 1 else for_group(event, self._records)
-        if self._is_trial:
-            raise _Found(of_user)
         self.event = of_user
         if self._ledger is None:
             return None

@@ -156,7 +156,8 @@ class TransferRegression(PrivateRegressor):
         tables = [self._fit_table(X, y, y_numeric=True)]
         d = tables[0][0].shape[1]
         names = getattr(self, "feature_names_in_", None)
-        tables += [_checked_source(k, source, d, names) for k, source in enumerate(sources)]
+        least = 1 if self.n_records is None else 0  # see `_fit_table`
+        tables += [_checked_source(k, source, d, names, least) for k, source in enumerate(sources)]
         box, target_box = self._box(d), self._target_box()
         data = [(table, target_box.scale_target(targets)) for table, targets in tables]
         terms = self._correction_terms(box, target_box)
@@ -578,15 +579,16 @@ def _release(
 
 
 def _checked_source(
-    k: int, source: Source, n_features: int, names: NDArray[Any] | None
+    k: int, source: Source, n_features: int, names: NDArray[Any] | None, least: int
 ) -> tuple[NDArray[np.floating], NDArray[Any]]:
     """Return the private table X and targets y of source number `k`, as checked arrays.
 
-    Raise if X has other features than the target data set: `n_features`, and `names` if known.
+    Raise if X has other features than the target data set (`n_features`, and `names` if known), or
+    fewer than `least` rows.
     """
     try:
         dtype: Any = (np.float64, np.float32)  # Any: annotated as str in scikit-learn
-        X, y = check_X_y(*source, dtype=dtype, y_numeric=True)
+        X, y = check_X_y(*source, dtype=dtype, y_numeric=True, ensure_min_samples=least)
     except (TypeError, ValueError):
         raise ValueError(
             f"source {k} must be a pair (X, y) of a finite dense table and as many numbers."

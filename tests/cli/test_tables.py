@@ -278,6 +278,27 @@ def test_a_run_folder_takes_no_other_settings(work):
     assert "of method regression" in call("train", "run").output
 
 
+@pytest.mark.parametrize(
+    ("verb", "target", "options", "message"),
+    [
+        ("regress", "sick", ["--delta", "0"], "delta must be in"),
+        ("regress", "age", ["--delta", "0", "--method", "gradient"], "delta must be in"),
+        ("regress", "age", ["--method", "sgd"], "needs a target with categories"),
+        ("regress", "town", ["--method", "objective"], "binary"),
+        ("transfer", "sick", ["--delta", "0"], "delta must be above 0"),
+    ],
+)
+def test_a_fit_that_cannot_be_made_costs_nothing(work, verb, target, options, message):
+    text = (work / "good.toml").read_text(encoding="utf-8")
+    text = text.replace('target = "sick"', f'target = "{target}"')
+    (work / "other.toml").write_text(text, encoding="utf-8")
+    result = run_verb(verb, work / "good.csv", work / "other.toml", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    with Ledger("a.ledger") as ledger:
+        assert ledger.history() == []
+
+
 def test_a_public_sample_makes_the_check_free(work):
     table, schema = broken(work, wrong_categories)
     for verb in ("regress", "pate"):

@@ -145,7 +145,7 @@ SETTINGS = [
     {"epsilon": np.nan},
     {"delta": 1.0},
     {"delta": -0.1},
-    {"n_records": 100},
+    {"n_records": 0.5},
     {"relation": "neighbors"},
     {"method": "newton"},
     {"bounds": Bounds([0, 0], [1, 1])},
@@ -293,5 +293,19 @@ def test_a_table_without_usable_rows_is_no_error(n_rows):
     models = [LinearRegression(**{"delta": 1e-6, **terms, "target_bounds": (-1, 1), **one})
               for one in linear]  # fmt: skip
     models += [LogisticRegression(**terms, classes=range(k)) for k in (2, 3)]
+    models += [LogisticRegression(**terms, classes=range(2), method=method)
+               for method in ("gradient", "descent", "sgd", "objective")]  # fmt: skip
+    models += [FrankWolfe(**terms, target_bounds=(-1, 1), delta=1e-6)]
     for model in models:
         assert np.isfinite(model.fit(X, y).coef_).all()
+    several = TransferRegression(**terms, target_bounds=(-1, 1), delta=1e-6)
+    assert np.isfinite(several.fit(X, y, sources=[(X, y), (X, y)]).coef_).all()
+
+
+@pytest.mark.parametrize("n_records", [3, 60, 6000])
+def test_a_declared_number_of_records_is_not_compared_with_the_rows(n_records):
+    """How many rows there are is private then, and an error would reveal it."""
+    X, y = some_data()
+    options = {"epsilon": 1.0, "delta": 1e-6, "bounds": (-10, 10), "n_records": n_records}
+    model = LinearRegression(**options, target_bounds=(-10, 10)).fit(X, y)
+    assert np.isfinite(model.coef_).all()

@@ -1,6 +1,7 @@
 """Regression per user: the price of k records, the ledger of users, and refusals."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,15 @@ import pytest
 
 import tacit
 from tacit.errors import UnsupportedEvent
+from tacit.events import PureDP
 from tacit.ledger import Ledger
-from tacit.regression import LinearRegression, LogisticRegression, PerUser, TransferRegression
+from tacit.regression import (
+    LinearRegression,
+    LogisticRegression,
+    PerUser,
+    TransferRegression,
+    per_user,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (1200, 2))
@@ -31,7 +39,7 @@ def test_a_user_costs_what_was_asked(model, delta):
     y = X.sum(1) if isinstance(model, LinearRegression) else (X.sum(1) > 0) * 1.0
     fitted = PerUser(model.set_params(ledger=ledger), records_per_user=3).fit(X, y, users=IDS)
     price = tacit.epsilon(fitted.event_, delta=delta)
-    assert 1.98 < price <= 2.0
+    assert 1.96 < price <= 2.0
     assert ledger.event == fitted.event_
     assert fitted.predict(X[:3]).shape == (3,)
 
@@ -55,9 +63,31 @@ def test_the_bound_is_chosen_privately_and_paid():
     fitted = PerUser(model, records_per_user="private").fit(table, table.sum(1), users=users)
     assert fitted.records_per_user_ == 2
     assert tacit.epsilon(fitted.event_, delta=1e-6) <= 2.0
-    assert len(ledger.history()) == 2
+    assert len(ledger.history()) == 3
     with pytest.raises(TypeError, match="records_per_user"):
         PerUser(model, records_per_user="auto").fit(table, table.sum(1), users=users)
+
+
+@pytest.mark.parametrize("model", [LinearRegression, LogisticRegression])
+def test_how_many_records_are_kept_is_private(model, monkeypatch):
+    """Users with equal rows but other ids give the same plan, if the noisy count is the same."""
+    options = {"target_bounds": (-2, 2)} if model is LinearRegression else {"classes": [0, 1]}
+    y = X.sum(1) if model is LinearRegression else (X.sum(1) > 0) * 1.0
+    estimator = model(epsilon=0.05, delta=1e-6, bounds=(-1, 1), random_state=0, **options)
+    seen, events = [], []
+
+    def count(values, **_):
+        seen.append(len(values))
+        return SimpleNamespace(
+            value=310.0, event=PureDP(0.001)
+        )  # what noise may make of both numbers
+
+    monkeypatch.setattr(per_user, "count", count)
+    for n_users in (300, 299):  # four records each, but the last of 299 has eight
+        users = np.minimum(np.arange(1200) // 4, n_users - 1)
+        events.append(PerUser(estimator, records_per_user=1).fit(X, y, users=users).event_)
+    assert seen == [300, 299]
+    assert events[0] == events[1]
 
 
 def test_no_estimator_of_records_pays_from_a_ledger_of_users(tmp_path):
@@ -86,4 +116,9 @@ def test_arguments_are_checked_before_the_bound_is_paid_for():
         PerUser(model).fit(table, X.sum(1), users=pd.Series(IDS).sample(frac=1, random_state=0))
     with pytest.raises(TypeError, match="estimator"):
         PerUser().fit(X, X.sum(1), users=IDS)
+    with pytest.raises(ValueError, match="delta must be in"):
+        PerUser(LinearRegression(**LINEAR, delta=2.0, ledger=ledger)).fit(X, X.sum(1), users=IDS)
+    wrong = LinearRegression(epsilon=1.0, delta=1e-6, bounds=(-1, 1), ledger=ledger)
+    with pytest.raises(ValueError, match="target_bounds must be declared"):
+        PerUser(wrong, records_per_user="private").fit(X, X.sum(1), users=IDS)
     assert ledger.history() == []
