@@ -220,7 +220,9 @@ class CheckedIsolation(Isolation):
             indices = self._full(indices, rng)
             try:
                 with gathered(self.model), self.guard:
-                    fits = _within_memory(lambda n: self._check_once(indices[:n], rng), len(indices))
+                    fits = _within_memory(
+                        lambda n: self._check_once(indices[:n], rng), len(indices)
+                    )
                 most = fits if fits < len(indices) else most
             except IncompatibleModel as error:
                 self._refusal = error
