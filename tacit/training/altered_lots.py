@@ -5,7 +5,7 @@ See `isolation` for the tests that are made of them, and `rounding` for what is 
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ from tacit.training.tree import is_out_of_memory
 
 if TYPE_CHECKING:
     from tacit.training.isolation import CheckedIsolation
-
-T = TypeVar("T")
 
 
 class AlteredLots:
@@ -526,34 +524,40 @@ class AlteredLots:
     def _differ_in_double(
         self, kept: Indices, altered: tuple[Indices, Indices], moved: Tensor, is_far: Tensor
     ) -> bool:
-        """Return whether losses that have `moved` too far also do so in float64.
+        """Return whether losses that have `moved` too far also do so in float64."""
+
+        def run(lots: AlteredLots) -> bool:
+            before, after = lots.losses(self.rows)[kept], lots.losses(altered[0])[altered[1]]
+            # Losses that are finite in one of the lots only have overflowed, and are compared in
+            # full.
+            overflow = ROOM * torch.finfo(torch.float32).eps * before.abs()
+            limit = torch.where(moved.isfinite(), moved / ROOM, overflow)
+            is_lost = torch.isfinite(before) != torch.isfinite(after)
+            return bool((((distance(before, after) > limit) | is_lost) & is_far).any())
+
+        return self._is_found_in_double(run)
+
+    def _is_found_in_double(self, run: Callable[["AlteredLots"], bool]) -> bool:
+        """Return whether `run` finds a difference in the same program in float64.
 
         Rounding is 2^29 times smaller there, while mixing stays. A program that cannot be run in
-        float64 is taken to mix.
+        float64 is taken to mix. One that draws random numbers draws others in float64, and may mix
+        by chance, so it is run with several seeds.
         """
-        found = self._in_double(lambda lots: [lots.losses(self.rows), lots.losses(altered[0])])
-        if found is None:
-            return True
-        before, after = found[0][kept], found[1][altered[1]]
-        # Losses that are finite in one of the lots only have overflowed, and are compared in full.
-        overflow = ROOM * torch.finfo(torch.float32).eps * before.abs()
-        limit = torch.where(moved.isfinite(), moved / ROOM, overflow)
-        is_lost = torch.isfinite(before) != torch.isfinite(after)
-        return bool((((distance(before, after) > limit) | is_lost) & is_far).any())
-
-    def _in_double(self, run: Callable[["AlteredLots"], list[T]]) -> list[T] | None:
-        """Return results of the same program in float64; None if it cannot be run."""
         is_copied = False
         try:
             with in_double(self.program.model) as model:
                 is_copied = True
                 lots = AlteredLots(self.program.with_double(model), self.rows, self.rng)
-                lots.seed = self.seed
-                return run(lots)
+                for number in range(_SEEDS if self.is_random() else 1):
+                    lots.seed = self.seed + number
+                    if run(lots):
+                        return True
+                return False
         except Exception as error:  # the program has types of its own
             if is_copied and is_out_of_memory(error) and len(self.rows) > LEAST_ROWS:
                 raise  # fewer rows may fit
-            return None
+            return True
 
     def _are_far(
         self, run: Callable[["AlteredLots"], list[Gradient]], kept: Indices, *, is_fine: bool
@@ -566,12 +570,11 @@ class AlteredLots:
         ):
             return False
 
-        def run_again(lots: AlteredLots) -> list[Gradient]:
+        def run_again(lots: AlteredLots) -> bool:
             lots.warm_up()  # or the first gradient would get other random numbers than the second
-            return run(lots)
+            return norm_of_difference(*run(lots)) > difference / ROOM
 
-        double = self._in_double(run_again)
-        return double is None or norm_of_difference(*double) > difference / ROOM
+        return self._is_found_in_double(run_again)
 
     def _refuse(self, how: str) -> None:
         raise IncompatibleModel(_REASONS[how])
@@ -596,6 +599,7 @@ _PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at rando
 _REPETITIONS = 4  # halves that are replaced if lots are padded to other lengths
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
+_SEEDS = 8  # of a program that draws random numbers, in float64
 _SUSPECTS = 3  # rows whose clones are run before a refusal
 FEW_ROWS = 16  # rows of the lots whose gradients are compared in law
 LEAST_ROWS = 4  # of a lot that is tested
