@@ -412,10 +412,10 @@ def mixed_one_row_at_a_time(m, batch):
 def mixed_under_vmap(m, batch):
     """Add the mean of all rows, which a function that is mapped over them should not see."""
     x, y = batch
-    if torch._C._functorch.is_batchedtensor(x):
-        whole = torch._C._functorch.get_unwrapped(x)
-        x = x - whole.detach().mean(0)
-    return ce(m(x), y)
+    whole, functorch = x, torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(whole):
+        whole = functorch.get_unwrapped(whole)
+    return ce(m(x if whole is x else x - whole.mean(0)), y)
 
 
 BY_ENGINE = {"loop": mixed_one_row_at_a_time, "vmap": mixed_under_vmap}
