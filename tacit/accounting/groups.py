@@ -314,11 +314,11 @@ def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -
         return epsilon if is_valid else math.nextafter(epsilon, math.inf)
 
     low = high = max(Tightest().epsilon(event, delta=delta, relation=relation), 1e-3)
-    while (found := price(high)) > high:
-        low = found
-        high = max(low, high * _GROWTH)
-        if records * high > _LARGEST:
-            return math.inf
+    found = math.inf
+    while records * high <= _LARGEST and (found := price(high)) > high:
+        low, high = found, max(found, high * _GROWTH)
+    if records * high > _LARGEST:
+        return math.inf
     high = found
     for _ in range(_MOST_QUERIES):  # each may take a second
         if high <= low * _CLOSE:
