@@ -25,7 +25,7 @@ NAMES = {
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
-        GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
+        GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax MOST_BANDS Mechanism
         PermuteAndFlip Rng SecureGenerator Seed Size StatisticalGenerator generator optimal_bands
         participation_sensitivity rounded_normal running_error secure_generator square_root
         step_deviations tail_mass tree_error

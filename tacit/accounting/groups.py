@@ -24,7 +24,9 @@ from tacit.events import Relation
 
 _LARGEST = 700.0  # epsilons beyond this say nothing, and their exponentials overflow
 _GROWTH = 1.5  # between the epsilons tried first
-_HALVINGS = 6  # of the interval between the last two of them
+_MOST_QUERIES = 6  # between the last two of them
+_CLOSE = 1.005  # ratio of two epsilons between which it is no longer searched
+_LEAST_DELTA = 1e-200  # at which epsilons are computed
 _MOST_ALLOCATED = 12  # records of a group whose ways to be allocated together are listed
 _MOST_MIXED = 1000  # records of a group whose number in a sample is counted
 _RARE = 1e-6  # probability of a cut sample that may be bounded loosely
@@ -298,23 +300,32 @@ def _precision(event: ev.Event) -> float:
 def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -> float:
     """Return the epsilon that a chain of `records` neighbors gives.
 
-    Any epsilon of one step gives a valid result; the smallest that fits `delta` is searched for.
+    Any (e, d) of one step with d * steps(e) <= delta gives a valid result; the smallest e is
+    searched for. Let g(e) be the epsilon at delta / steps(e), which grows with e. If g(e) <= e,
+    then g(e) is valid, too, because steps(g(e)) <= steps(e). If not, then e and all numbers up to
+    g(e) are too small.
     """
 
-    def fits(epsilon: float) -> bool:
-        steps = _steps_of_chain(epsilon, records)
-        one = Tightest().delta(event, epsilon=epsilon, relation=relation)
-        return one * steps * (1 + 1e-9) <= delta
+    def price(epsilon: float) -> float:
+        share = delta / (_steps_of_chain(epsilon, records) * (1 + 1e-9))
+        if share > _LEAST_DELTA:
+            return Tightest().epsilon(event, delta=share, relation=relation)
+        is_valid = Tightest().delta(event, epsilon=epsilon, relation=relation) <= share
+        return epsilon if is_valid else math.nextafter(epsilon, math.inf)
 
-    high = max(Tightest().epsilon(event, delta=delta, relation=relation), 1e-3)
-    while records * high <= _LARGEST and not fits(high):
-        high *= _GROWTH
+    low = high = max(Tightest().epsilon(event, delta=delta, relation=relation), 1e-3)
+    found = math.inf
+    while records * high <= _LARGEST and (found := price(high)) > high:
+        low, high = found, max(found, high * _GROWTH)
     if records * high > _LARGEST:
         return math.inf
-    low = high / _GROWTH
-    for _ in range(_HALVINGS):  # each query may take a second
+    high = found
+    for _ in range(_MOST_QUERIES):  # each may take a second
+        if high <= low * _CLOSE:
+            break
         middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        found = price(middle)
+        low, high = (low, found) if found <= middle else (min(found, high), high)
     return records * high
 
 

@@ -233,6 +233,17 @@ def prepare(
     return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, kept)
 
 
+def shape_of(settings: FeatureSettings, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one record's features, from the `shape` of a record."""
+    if settings.kind in ("pca", "projection"):
+        return (settings.components,)
+    if settings.kind == "scattering":
+        from tacit.experiments.scattering import ScatteringFeatures  # needs torch
+
+        return tuple(ScatteringFeatures(settings, shape, "cpu").shape)
+    return tuple(shape)
+
+
 def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """Scale each record to norm 1 and return its coordinates along `directions`.
 

@@ -33,7 +33,7 @@ import tomli_w
 
 from tacit import _untrusted
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
-from tacit.events import Relation
+from tacit.events import Event, Relation
 from tacit.experiments.layer_table import MOST_LAYERS, require_trusted
 from tacit.experiments.settings import RecipeSection as _Settings
 from tacit.experiments.settings import Value
@@ -548,10 +548,13 @@ class Recipe:
             changed[part] = replace(getattr(self, part), **chosen)
         return replace(self, **changed, at=(), privacy=replace(self.privacy, epsilon=epsilon))
 
-    def filled(self, n_records: int) -> Self:
+    def filled(
+        self, n_records: int, also: tuple[Event, ...] = (), *, parameters: int | None = None
+    ) -> Self:
         """Return this recipe with every default of a DP-SGD run replaced by its value.
 
-        Some defaults depend on `n_records`, which is assumed public.
+        Some defaults depend on `n_records`, which is assumed public. `also` and `parameters`, for
+        bands = "auto", are those of `training_loop.best_bands`.
         """
         assert self.privacy.epsilon is not None  # DP-SGD: set in __post_init__
         recipe = self.for_epsilon(self.privacy.epsilon)
@@ -567,7 +570,8 @@ class Recipe:
             from tacit.experiments.training_loop import best_bands  # needs torch
 
             one = replace(recipe, training=replace(training, bands=1), privacy=privacy)
-            training = replace(training, bands=best_bands(one, n_records))
+            bands = best_bands(one, n_records, also, parameters=parameters)
+            training = replace(training, bands=bands)
         data = replace(recipe.data, is_public=recipe.data.holds_public_records)
         return replace(recipe, data=data, training=training, privacy=privacy)
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from tacit._check import whole
+from tacit.mechanisms import MOST_BANDS
 
 T = TypeVar("T")
 Value = Any  # Any: TOML values
@@ -41,15 +42,12 @@ def one_of(*, allowed: tuple[str, ...], **named: str) -> None:
 at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
-_MOST_BANDS = 1024  # as in `tacit.training.Banded`, which needs torch
-
-
 def number_of_bands(**named: int | str) -> None:
-    """Raise unless the value of the named setting is "auto" or a whole number from 1 to 1,024."""
+    """Raise unless the value of the named setting is "auto" or an allowed number of bands."""
     if list(named.values()) != ["auto"]:
         value = whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
-        if value > _MOST_BANDS:
-            raise ValueError(f"{', '.join(named)} must be at most {_MOST_BANDS}, got {value}.")
+        if value > MOST_BANDS:
+            raise ValueError(f"{', '.join(named)} must be at most {MOST_BANDS}, got {value}.")
 
 
 def setting(default: T, rule: Callable[..., object]) -> T:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tacit import summaries
 from tacit.datasets import Dataset
-from tacit.events import Event, from_dict
+from tacit.events import Event, PureDP, from_dict
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import CHECK, Touch
 from tacit.experiments.folder import RunFolder
@@ -79,6 +79,14 @@ def check_table(
     if hopeless := [one["message"] for one in found if one["is_hopeless"]]:
         raise data_of.HopelessTable(hopeless[0])
     return tuple(from_dict(one["event"]) for one in (found[:1] if disjoint else found))
+
+
+def check_plan(recipe: Recipe, flags: Mapping[str, np.ndarray]) -> tuple[PureDP, ...]:
+    """Return what `check_table` may cost at most: one event, or none if nothing is paid."""
+    settings = recipe.data
+    if not flags or settings.public_sample or not settings.check_share:
+        return ()
+    return (PureDP(settings.check_share * recipe.privacy.budget.epsilon),)
 
 
 def _refuse_other_unit(unit: str, ledger: Ledger, *, records_per_person: int) -> None:

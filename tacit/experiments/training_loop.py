@@ -229,10 +229,19 @@ def banded(training: TrainingSettings) -> Banded | None:
     return Banded(bands=training.correlated, average=Banded().average if training.average else 0.0)
 
 
-def best_bands(recipe: Recipe, n_records: int) -> int:
-    """Return the number of bands with the least noise of running sums at the recipe's price."""
-    found = choose_bands(**_priced(recipe, n_records, features_events(recipe, n_records)))
-    return found.bands
+def best_bands(
+    recipe: Recipe, n_records: int, also: tuple[Event, ...] = (), *, parameters: int | None = None
+) -> int:
+    """Return the number of bands with the least noise of running sums at the recipe's price.
+
+    `also` are releases, besides paid features, that the price has to cover. With the number of
+    trained `parameters`, the residuals fit in the memory that `Banded` allows.
+    """
+    if _samples_records_of_persons(recipe):
+        return 1
+    limits = Banded() if parameters is None else Banded().limited_by_memory(parameters)
+    paid = (*features_events(recipe, n_records), *also)
+    return choose_bands(**_priced(recipe, n_records, paid), most=limits.most_bands).bands
 
 
 def noise_saving(recipe: Recipe, n_records: int, also: tuple[Event, ...]) -> float:
@@ -273,13 +282,23 @@ def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) ->
     bands, steps = recipe.training.correlated, steps_of(recipe, n_records)
     if bands == 1:
         step = Poisson(lot / n_records).amplify(Gaussian(noise))
-        is_mixed = recipe.data.sampled == "records" and recipe.data.records_per_person > 1
-        if is_mixed:  # a person may be in a lot several times
+        if _samples_records_of_persons(recipe):
             step = accounting.for_group(step, recipe.data.records_per_person)
         return Repeated(step, steps)
+    if _samples_records_of_persons(recipe):
+        raise ValueError(
+            f"training.bands must be 1 with data.sampled records, got {bands}: correlated noise is "
+            "priced for persons who are drawn as a whole. Use data.sampled persons, or leave "
+            "bands out."
+        )
     bands = min(bands, steps)
     sampler = CyclicPoisson(min(1.0, bands * lot / n_records), bands)
     return sampler.event(noise, steps, optimal_bands(steps, bands).tolist())
+
+
+def _samples_records_of_persons(recipe: Recipe) -> bool:
+    """Return whether a person may be in a lot several times."""
+    return recipe.data.sampled == "records" and recipe.data.records_per_person > 1
 
 
 def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,12 +40,24 @@ from tacit.experiments.facts import (
     claim_fields,
     majority_share,
 )
-from tacit.experiments.features import PaidSummary, cache_folder, prepare, summaries_of
+from tacit.experiments.features import (
+    PaidSummary,
+    cache_folder,
+    prepare,
+    shape_of,
+    summaries_of,
+)
 from tacit.experiments.folder import RunFolder, write_whole
 from tacit.experiments.paid_evaluation import COMMONEST, PaidScores, pay_once, score_classes
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
-from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
+from tacit.experiments.table_check import (
+    check_plan,
+    check_table,
+    rng_of,
+    table_releases,
+    table_touches,
+)
 from tacit.experiments.training_loop import (
     TrainingLoop,
     evaluate,
@@ -56,6 +68,7 @@ from tacit.experiments.training_loop import (
     sampling_in_words,
     tensors,
     train_baseline,
+    training_event,
 )
 from tacit.ledger import Budget, Ledger
 from tacit.training import Key, Ranks
@@ -160,7 +173,8 @@ def _begun(
 ) -> Iterator["Session | Facts"]:
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
     dataset = data.load(recipe.data, root, takes_persons=True)
-    recipe = recipe.filled(dataset.n_records)
+    recipe = _filled(recipe, dataset)
+    training_event(recipe, dataset.n_records, 1.0, lot=recipe.training.lot)  # or it has no price
     asked = recipe.privacy.budget
     WeakGuarantee.issue(epsilon=asked.epsilon, delta=asked.delta, n_records=dataset.n_records)
     if dataset.persons is not None and summaries_of(recipe.features, 1):
@@ -237,7 +251,7 @@ def take_steps(paid: PaidRun) -> None:
                 "of the process that started the runs."
             )
         dataset = data.load(paid.recipe.data, paid.root, takes_persons=True)
-        recipe = paid.recipe.filled(dataset.n_records)
+        recipe = _filled(paid.recipe, dataset)
         with _counting(recipe) as ledger:
             session = Session(recipe, folder, dataset, ledger, paid.cache, paid.checked,
                               is_handed_over=True)  # fmt: skip
@@ -386,6 +400,8 @@ class Session:
         of = "" if dataset.persons is None else dataset.persons.sampled
         sampling = sampling_in_words(training.lot, self.n_records, bands=bands, of=of)
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
+        if training.bands is not None:
+            done["bands"] = bands  # fewer than asked for in a run of fewer steps
         if bands > 1:
             also = (*self.checked, *features_events(recipe, self.n_records))
             also += () if paid is None else (paid.event,)
@@ -562,6 +578,18 @@ def take_folder(folder: RunFolder, recipe: Recipe, *, verb: str = "train") -> No
     folder.refuse_other_recipe(recipe, resume=f"tacit {verb} {folder / RECIPE}")
     folder.refuse_foreign_files()
     folder.write(RECIPE, recipe.to_toml())
+
+
+def _filled(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """Return the recipe with its defaults replaced by their values for this data set."""
+    if recipe.training.bands != "auto":
+        return recipe.filled(dataset.n_records)
+    shape = shape_of(recipe.features, dataset.x_train.shape[1:])
+    model = models.build(recipe.model, shape, dataset.n_classes, seed=0)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    one = replace(recipe, training=replace(recipe.training, bands=1)).filled(dataset.n_records)
+    planned = (*check_plan(one, dataset.flags), *_evaluation_plan(one, dataset))
+    return recipe.filled(dataset.n_records, planned, parameters=trained)
 
 
 def _evaluation_plan(recipe: Recipe, dataset: Dataset) -> tuple[PureDP, ...]:

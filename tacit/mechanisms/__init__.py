@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tacit.events import Event
 from tacit.mechanisms.banded import (
+    MOST_BANDS,
     optimal_bands,
     participation_sensitivity,
     running_error,
@@ -49,6 +50,7 @@ class Mechanism(Protocol):
 
 
 __all__ = [
+    "MOST_BANDS",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
     "ExponentialMechanism",

@@ -251,11 +251,17 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _is_same_group(stated: Mapping[str, Any], again: Mapping[str, Any]) -> bool:
-    """Return whether a group's claim holds. Earlier versions stated no `price`, and no bounds."""
+    """Return whether a group's claim holds. Earlier versions stated no `price`, and no bounds.
+
+    An upper bound also holds if it is larger than the one that is known now.
+    """
     if "price" not in stated and stated["epsilon"] is None:
         return True
-    epsilons = (math.inf if one["epsilon"] is None else one["epsilon"] for one in (stated, again))
-    return stated.get("price", again["price"]) == again["price"] and is_close(*epsilons)
+    first, now = (math.inf if o["epsilon"] is None else o["epsilon"] for o in (stated, again))
+    is_looser = again["price"] == "upper bound" and first > now
+    return stated.get("price", again["price"]) == again["price"] and (
+        is_looser or is_close(first, now)
+    )
 
 
 def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:

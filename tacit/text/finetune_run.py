@@ -55,6 +55,7 @@ from tacit.experiments import (
     score_losses,
     users_of,
 )
+from tacit.mechanisms import optimal_bands, step_deviations
 from tacit.text.exposure import CHANCE, Canary, exposures, make_canaries
 from tacit.text.language_model import (
     Scores,
@@ -249,7 +250,9 @@ class FinetuneLoop:
         self.materials, self.also = materials, also
         self.model = materials.model(seed)
         self.loss = materials.loss(self.model)
-        noise_std = noise_multiplier * settings.clip_norm / plan.chosen.batch_size
+        lot = min(plan.chosen.batch_size, dataset.n_records / plan.bands)
+        noise_std = noise_multiplier * settings.clip_norm / lot
+        noise_std *= step_growth(plan.chosen.steps, plan.bands)
         self.optimizer = make_optimizer(
             self.model, settings.learning_rate or 1e-3, noise_std=noise_std
         )
@@ -305,6 +308,15 @@ class FinetuneLoop:
         averaged = self.private.averaged() if self._is_averaged else contextlib.nullcontext()
         with averaged, evaluating(self.model):
             yield self.model
+
+
+def step_growth(steps: int, bands: int) -> float:
+    """Return the root mean square noise of a step's gradient, relative to independent noise.
+
+    Correlated noise is larger than that in each step, and smaller in sums of steps.
+    """
+    deviations = step_deviations(optimal_bands(steps, min(bands, steps)), steps)
+    return float(np.sqrt(np.mean(deviations**2)))
 
 
 def make_optimizer(model: nn.Module, rate: float, *, noise_std: float) -> torch.optim.Optimizer:

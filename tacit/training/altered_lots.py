@@ -5,7 +5,7 @@ See `isolation` for the tests that are made of them, and `rounding` for what is 
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,11 +26,10 @@ from tacit.training.rounding import (
     summary_of,
 )
 from tacit.training.sequential_test import differ_in_law
+from tacit.training.tree import is_out_of_memory
 
 if TYPE_CHECKING:
     from tacit.training.isolation import CheckedIsolation
-
-T = TypeVar("T")
 
 
 class AlteredLots:
@@ -50,13 +49,21 @@ class AlteredLots:
         self.program, self.rng = program, rng
         self.is_thorough = is_thorough
         self._earlier = _EARLIER if is_thorough else 1
-        self._has_replaced_in_law = False
+        self._has_replaced_in_law = self._is_ragged = False
+        self._shapes: list[torch.Size] = []
         self.state = ProgramState(*program.roots)
-        self.begin(rows)
+        try:
+            self.begin(rows)
+        except BaseException:
+            self.state.restore()
+            raise
 
-    def begin(self, rows: Indices) -> None:
-        """Run a lot with random numbers that were not used before."""
-        self.rows = rows
+    def begin(self, rows: Indices, *, is_part: bool = False) -> None:
+        """Run a lot with random numbers that were not used before.
+
+        A lot that `is_part` of one is no full test: it may lack the rows that mix.
+        """
+        self.rows, self._is_part, self._is_counted = rows, is_part, is_part
         self.seed = int(self.rng.integers(2**31))
         self.state.restore()
         with randomness(self.seed, self.program.records.device):
@@ -85,11 +92,11 @@ class AlteredLots:
         else:
             return self._passed()
         if _are_equal(self.base[kept], after):
-            return self._passed(halves=1)
+            return self._passed(is_half=True)
         if self.rounding.is_unrepeatable:
             return self._replace_in_law()
         if not self._differ(kept, after, (rows, kept), is_fine=True):
-            return self._passed(halves=1)
+            return self._passed(is_half=True)
         # Random programs cannot be run on clones, which tell mixing from coarse rounding.
         if self._draws_alike() and not (self.is_random() and self.rounding.is_coarse):
             self._refuse("replaced")
@@ -199,13 +206,15 @@ class AlteredLots:
             return [lots.gradient(self.rows, kept), lots.gradient(rows, kept)]
 
         if not norm_of_difference(*run(self)):
-            return self._passed(halves=1)
+            return self._passed(is_half=True)
         if not self.rounding.is_unrepeatable:
             if not self._are_far(run, kept, is_fine=self._is_alike()):
-                return self._passed(halves=1)
+                return self._passed(is_half=True)
             if self._draws_alike():
                 self._refuse("replaced")
-        return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
+        if self.is_thorough and not self._is_part:
+            self._compare_laws_of_gradients("replaced")
+        return None
 
     def follow(self) -> None:
         """Run the lot after itself, and after lots of which half of the rows were replaced.
@@ -364,23 +373,50 @@ class AlteredLots:
         places = np.arange(len(kept))
         self._compare_laws("removed", (self.rows, kept), (self.rows[kept], places))
 
-    def isolate(self) -> None:
-        """Run one row alone."""
-        row = self.rng.integers(len(self.rows), size=1)
-        after = self.losses(self.rows[row])
-        if _are_equal(self.base[row], after):
+    def isolate(self, *, rows: int = 1) -> None:
+        """Run one row alone, or a few."""
+        self._run_without_others(np.sort(self.rng.permutation(len(self.rows))[:rows]), "alone")
+
+    def keep_shortest(self) -> None:
+        """Leave the longer half of the records out, if lots are padded to several lengths.
+
+        Half of the rows chosen at random nearly always hold a record that is as long as the
+        longest, so that their padding stays.
+        """
+        if not self._is_ragged:
+            return
+        lengths = self._lengths()
+        kept = np.sort(lengths.argsort(kind="stable")[: -(-len(lengths) // 2)])
+        if lengths[kept].max() < lengths.max():
+            self._run_without_others(kept, "removed")
+
+    def _lengths(self) -> Indices:
+        """Return how many numbers each record has when it is collated alone. Private."""
+        found = []
+        self.state.restore()
+        for row in self.rows:
+            with randomness(self.seed, self.program.records.device):
+                self.program.batch(np.array([row]))
+            found.append(sum(shape.numel() for shape in self.program.shapes))
+        return np.array(found)
+
+    def _run_without_others(self, kept: Indices, how: str) -> None:
+        """Run the rows in `kept` as a lot of their own."""
+        after = self.losses(self.rows[kept])
+        if _are_equal(self.base[kept], after):
             self._passed()
         elif not self.is_random() and not self.rounding.is_unrepeatable:
-            if self._differ(row, after, (self.rows[row], np.zeros(1, int)), is_fine=False):
-                self._refuse("alone")
+            alone = (self.rows[kept], np.arange(len(kept)))
+            if self._differ(kept, after, alone, is_fine=False):
+                self._refuse(how)
             self._passed()
         elif self.is_random():
-            self._isolate_in_evaluation()
+            self._in_evaluation(lambda quiet: quiet._run_without_others(kept, how))
 
-    def _isolate_in_evaluation(self) -> None:
-        """Run one row alone with all modules in evaluation mode, where dropout draws nothing.
+    def _in_evaluation(self, test: Callable[["AlteredLots"], None]) -> None:
+        """Make a test with all modules in evaluation mode, where dropout draws nothing.
 
-        In training mode a row alone gets other random numbers than in the lot, so its loss differs
+        In training mode fewer rows get other random numbers than in the lot, so losses differ
         whether rows mix or not. Programs that draw in this mode too, or fail in it, are not tested.
         """
         modes = [(module, module.training) for module in self.program.model.modules()]
@@ -388,11 +424,13 @@ class AlteredLots:
             self.program.model.eval()
             try:
                 quiet = AlteredLots(self.program, self.rows, self.rng)
-            except Exception:  # a program need not run in evaluation mode
+            except Exception as error:  # a program need not run in evaluation mode
+                if is_out_of_memory(error):
+                    raise
                 return
             try:
                 if not quiet.is_random():
-                    quiet.isolate()
+                    test(quiet)
             finally:
                 quiet.state.restore()
         finally:
@@ -444,6 +482,8 @@ class AlteredLots:
 
         found, draws = self.program.without_graph(run)
         self._last_draws = [*draws, *self.state.generators()]
+        of_rows, usual = ([shape[1:] for shape in s] for s in (self.program.shapes, self._shapes))
+        self._is_ragged |= bool(usual) and of_rows != usual
         return found
 
     def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Gradient:
@@ -484,30 +524,40 @@ class AlteredLots:
     def _differ_in_double(
         self, kept: Indices, altered: tuple[Indices, Indices], moved: Tensor, is_far: Tensor
     ) -> bool:
-        """Return whether losses that have `moved` too far also do so in float64.
+        """Return whether losses that have `moved` too far also do so in float64."""
+
+        def run(lots: AlteredLots) -> bool:
+            before, after = lots.losses(self.rows)[kept], lots.losses(altered[0])[altered[1]]
+            # Losses that are finite in one of the lots only have overflowed, and are compared in
+            # full.
+            overflow = ROOM * torch.finfo(torch.float32).eps * before.abs()
+            limit = torch.where(moved.isfinite(), moved / ROOM, overflow)
+            is_lost = torch.isfinite(before) != torch.isfinite(after)
+            return bool((((distance(before, after) > limit) | is_lost) & is_far).any())
+
+        return self._is_found_in_double(run)
+
+    def _is_found_in_double(self, run: Callable[["AlteredLots"], bool]) -> bool:
+        """Return whether `run` finds a difference in the same program in float64.
 
         Rounding is 2^29 times smaller there, while mixing stays. A program that cannot be run in
-        float64 is taken to mix.
+        float64 is taken to mix. One that draws random numbers draws others in float64, and may mix
+        by chance, so it is run with several seeds.
         """
-        found = self._in_double(lambda lots: [lots.losses(self.rows), lots.losses(altered[0])])
-        if found is None:
-            return True
-        before, after = found[0][kept], found[1][altered[1]]
-        # Losses that are finite in one of the lots only have overflowed, and are compared in full.
-        overflow = ROOM * torch.finfo(torch.float32).eps * before.abs()
-        limit = torch.where(moved.isfinite(), moved / ROOM, overflow)
-        is_lost = torch.isfinite(before) != torch.isfinite(after)
-        return bool((((distance(before, after) > limit) | is_lost) & is_far).any())
-
-    def _in_double(self, run: Callable[["AlteredLots"], list[T]]) -> list[T] | None:
-        """Return results of the same program in float64; None if it cannot be run."""
+        is_copied = False
         try:
             with in_double(self.program.model) as model:
+                is_copied = True
                 lots = AlteredLots(self.program.with_double(model), self.rows, self.rng)
-                lots.seed = self.seed
-                return run(lots)
-        except Exception:  # the program has types of its own
-            return None
+                for number in range(_SEEDS if self.is_random() else 1):
+                    lots.seed = self.seed + number
+                    if run(lots):
+                        return True
+                return False
+        except Exception as error:  # the program has types of its own
+            if is_copied and is_out_of_memory(error) and len(self.rows) > LEAST_ROWS:
+                raise  # fewer rows may fit
+            return True
 
     def _are_far(
         self, run: Callable[["AlteredLots"], list[Gradient]], kept: Indices, *, is_fine: bool
@@ -519,15 +569,22 @@ class AlteredLots:
             for n in (1, 8)
         ):
             return False
-        double = self._in_double(run)
-        return double is None or norm_of_difference(*double) > difference / ROOM
+
+        def run_again(lots: AlteredLots) -> bool:
+            lots.warm_up()  # or the first gradient would get other random numbers than the second
+            return norm_of_difference(*run(lots)) > difference / ROOM
+
+        return self._is_found_in_double(run_again)
 
     def _refuse(self, how: str) -> None:
         raise IncompatibleModel(_REASONS[how])
 
-    def _passed(self, *, halves: int = 0) -> None:
+    def _passed(self, *, is_half: bool = False) -> None:
+        """Count a test; a lot of which random halves were replaced counts once."""
         self.program.checks += 1
-        self.program.halves += halves
+        if is_half and not self._is_counted:
+            self.program.halves += 1
+            self._is_counted = True
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:
@@ -542,8 +599,10 @@ _PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at rando
 _REPETITIONS = 4  # halves that are replaced if lots are padded to other lengths
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
+_SEEDS = 8  # of a program that draws random numbers, in float64
 _SUSPECTS = 3  # rows whose clones are run before a refusal
 FEW_ROWS = 16  # rows of the lots whose gradients are compared in law
+LEAST_ROWS = 4  # of a lot that is tested
 _SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "

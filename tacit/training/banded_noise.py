@@ -55,7 +55,7 @@ from tacit._check import in_closed_unit, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
-from tacit.mechanisms import optimal_bands, running_error, step_deviations
+from tacit.mechanisms import MOST_BANDS, optimal_bands, running_error, step_deviations
 from tacit.training.grid_noise import NoiseGrid, SumOnGrid, rounded
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
@@ -64,7 +64,6 @@ from tacit.training.tensor_text import from_text, to_text
 if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
 
-_MOST_BANDS = 1024
 _UNIT = "steps of the grid"  # of the residuals that a checkpoint holds
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
@@ -124,11 +123,11 @@ class Banded:
     restart: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bands != "auto" and whole(bands=self.bands, least=1) > _MOST_BANDS:
-            raise ValueError(f"bands must be at most {_MOST_BANDS}, got {self.bands}.")
+        if self.bands != "auto" and whole(bands=self.bands, least=1) > MOST_BANDS:
+            raise ValueError(f"bands must be at most {MOST_BANDS}, got {self.bands}.")
         in_closed_unit(average=self.average)
-        if whole(most_bands=self.most_bands, least=1) > _MOST_BANDS:
-            raise ValueError(f"most_bands must be at most {_MOST_BANDS}, got {self.most_bands}.")
+        if whole(most_bands=self.most_bands, least=1) > MOST_BANDS:
+            raise ValueError(f"most_bands must be at most {MOST_BANDS}, got {self.most_bands}.")
         whole(memory=self.memory)
         if self.restart is not None:
             whole(restart=self.restart, least=1)

@@ -392,7 +392,7 @@ class RunState:
         if self._mean is None or not self._mean.updates:
             yield self._model
             return
-        with self._mean.applied() as model:
+        with self._mean.applied(self.steps_taken) as model:
             yield model
 
     def _observe(self, scales: Sequence[float]) -> None:

@@ -99,6 +99,23 @@ class TailMean(EMA):
             self.update()
             self._next = steps_taken + 1
 
+    @contextmanager
+    def applied(self, steps_taken: int | None = None) -> Iterator[nn.Module]:
+        """Replace the model's weights by their mean inside the block, and restore them after it.
+
+        The weights of the model after `steps_taken` steps count, too, if they belong to the mean:
+        `observe` adds them only when the next step begins.
+        """
+        is_new = steps_taken is not None and steps_taken >= self._next
+        newest = {n: p.detach().clone() for n, p in trainable(self._model).items() if is_new}
+        with super().applied() as model:
+            with torch.no_grad():
+                for name, weight in newest.items():
+                    mean = self._means[name]
+                    share = 1 / (self.updates + 1)
+                    trainable(model)[name].copy_(mean.lerp(weight.to(mean.dtype), share))
+            yield model
+
     def apply_at_end(self, steps_taken: int) -> None:
         """Set the model to the mean, for good, if its run is over; weights count once."""
         if steps_taken == self._steps and self._next <= self._steps:

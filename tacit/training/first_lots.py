@@ -38,6 +38,7 @@ from tacit.training.forked_process import (
     silence,
     start,
     start_server,
+    use_one_thread,
 )
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Indices
@@ -154,7 +155,8 @@ def _serve(losses: Losses, roots: Sequence[Any], connection: socket.socket) -> N
     nowhere = silence()
     close_connections(keep=connection.fileno(), nowhere=nowhere)
     copy_shared_memory()
-    torch.set_num_threads(1)  # threads of the other process do not exist here
+    torch.set_num_threads(1)
+    use_one_thread()
     with connection.makefile("rwb") as stream:
         while message := receive(stream):
             compute = functools.partial(_losses_after, losses, roots, *pickle.loads(message))

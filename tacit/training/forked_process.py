@@ -19,6 +19,8 @@ __all__ = ["leave"]
 _MAP_FIXED = 0x10  # of Linux, on every processor; the standard library does not name it
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")  # memory of a GPU, which copies cannot use
 _OPEN_FILES = Path("/proc/self/fd")
+_MAPS = Path("/proc/self/maps")
+_OPENMP = ("libgomp", "libomp", "libiomp")  # of GCC, LLVM and Intel
 
 
 def fork() -> int:
@@ -88,6 +90,22 @@ def silence() -> int:
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
     return nowhere
+
+
+def use_one_thread() -> None:
+    """Let OpenMP compute everything in the calling thread, however many threads are asked for.
+
+    The threads of the other process do not exist in a copy of it. A library that counts on them,
+    as torch does after `torch.set_num_threads(2)`, would wait for them for ever.
+    """
+    if not _MAPS.exists():
+        return
+    fields = (line.split(maxsplit=5) for line in _MAPS.read_text("utf-8", "replace").splitlines())
+    for file in {field[5] for field in fields if len(field) == 6}:
+        if Path(file).name.startswith(_OPENMP):
+            library = ctypes.CDLL(file)
+            library.omp_set_max_active_levels(0)  # no region of a program is run in parallel
+            library.omp_set_num_threads(1)
 
 
 def forbid_writing_files() -> None:

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
-from tacit.training.altered_lots import FEW_ROWS, AlteredLots
+from tacit.training.altered_lots import FEW_ROWS, LEAST_ROWS, AlteredLots
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import engine_named
@@ -49,7 +49,14 @@ from tacit.training.lots import Lot, Lots
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.rounding import Gradient, as_double
-from tacit.training.tree import Batch, LossFn, check_losses, current_device, with_rows
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    check_losses,
+    current_device,
+    is_out_of_memory,
+    with_rows,
+)
 from tacit.training.withheld_errors import ErrorGuard
 
 T = TypeVar("T")
@@ -101,8 +108,12 @@ class Isolation:
         """Return the losses of a batch by the program that was tested. Private."""
         raise NotImplementedError
 
-    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
-        """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> int:  # noqa: ARG002  # for `CheckedIsolation`
+        """Raise `IncompatibleModel` if a test before the run fails; here there is none.
+
+        Returns the rows of a lot that fit in memory.
+        """
+        return rows
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
@@ -181,30 +192,38 @@ class CheckedIsolation(Isolation):
             with contextlib.suppress(OSError):  # out of memory or of processes
                 self.first_lots = FirstLots(self.losses, self.roots)
 
-    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> None:
+    def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> int:
         """Check lots of random records, hard, before anything is released.
 
         The first lot has `rows` rows, the others have the rows that `usual` says, but not more: a
-        program may mix at some sizes only.
+        program may mix at some sizes only. Returns the most rows of a lot for which there was
+        memory.
         """
-        rng, rows = key.numpy("isolation", 0), max(4, rows)
-        sizes = np.clip(np.asarray(usual, np.int64), 4, rows)
+        rng, rows = key.numpy("isolation", 0), max(LEAST_ROWS, rows)
+        sizes = np.clip(np.asarray(usual, np.int64), LEAST_ROWS, rows)
         n = len(self.records)
         lots = [rng.choice(n, size, replace=int(size) > n) for size in (rows, *sizes)]
-        self.guard(self.check, lots, rng)
+        most = self.guard(self.check, lots, rng)
         self._plan_next(0, key)
+        return most
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Check a lot that was drawn, by one altered copy, before the payment of its step.
 
-        Every rank checks its own share; all of them raise if one of them finds mixing.
+        Every rank checks its own share; all of them raise if one of them finds mixing. If memory
+        runs out, later microbatches of the run are as small as the part that could be checked.
         """
+        most = lot.source.limit
         if self._refusal is None:
             rng = key.numpy("isolation", lot.step + 1, part=ranks.rank)
             indices = next((m.indices for m in lot.pending()), np.zeros(0, np.int64))
+            indices = self._full(indices, rng)
             try:
-                with gathered(self.model):
-                    self.guard(self._check_once, indices, rng)
+                with gathered(self.model), self.guard:
+                    fits = _within_memory(
+                        lambda n: self._check_once(indices[:n], rng), len(indices)
+                    )
+                most = fits if fits < len(indices) else most
             except IncompatibleModel as error:
                 self._refusal = error
         if ranks.least(int(self._refusal is None)) == 0:
@@ -212,10 +231,11 @@ class CheckedIsolation(Isolation):
             raise IncompatibleModel(
                 f"{reason} The releases of this run so far are not covered by its guarantee either."
             ) from None
+        lot.source.lower_limit(ranks.least(most))
         self._plan_next(lot.step, key)
 
     def _check_once(self, indices: Indices, rng: np.random.Generator) -> None:
-        trial, number = AlteredLots(self, self._full(indices, rng), rng), int(rng.integers(8))
+        trial, number = AlteredLots(self, indices, rng), int(rng.integers(8))
         tests = [trial.replace] * 4 + [trial.replace_gradients, trial.follow]
         tests += [trial.remove, trial.isolate]
         try:
@@ -228,44 +248,54 @@ class CheckedIsolation(Isolation):
         gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
         self.next_check = step + int(gap)
 
-    def check(self, lots: Sequence[Indices], rng: np.random.Generator) -> None:
+    def check(self, lots: Sequence[Indices], rng: np.random.Generator) -> int:
         """Raise `IncompatibleModel` if rows of these lots influence each other. Private.
 
         The first lot goes through every test. The others go through those that can miss by chance:
         a program may mix in some lots only, because of their records, their sizes or its random
         numbers. `rng` chooses which rows are replaced and by which records; it must be independent
-        of the data.
+        of the data. Returns the most rows of a lot for which there was memory.
         """
-        with gathered(self.model):
-            began = time.monotonic()
-            trial = AlteredLots(self, lots[0], rng, is_thorough=True)
-            try:
+        rows = max(map(len, lots))
+        try:
+            with gathered(self.model):
+                return _within_memory(lambda n: self._check([lot[:n] for lot in lots], rng), rows)
+        finally:
+            self.first_lots = None
+
+    def _check(self, lots: Sequence[Indices], rng: np.random.Generator) -> None:
+        self.checks = self.halves = 0
+        began = time.monotonic()
+        trial = AlteredLots(self, lots[0], rng, is_thorough=True)
+        try:
+            trial.replace()
+            trial.isolate()
+            trial.keep_shortest()
+            trial.follow()
+            trial.remove()
+            trial.warm_up()
+            trial.follow_by_gradients()
+            trial.replace_gradients()
+            trial.remove_gradients()
+            for number, lot in enumerate(lots[1:]):
+                trial.begin(lot)
                 trial.replace()
-                trial.isolate()
-                trial.follow()
-                trial.remove()
-                trial.warm_up()
-                trial.follow_by_gradients()
+                trial.isolate(rows=1 if number % 2 else 8)
+                trial.keep_shortest()
+                if number >= _WHOLE_LOOKS_AT_GRADIENTS:
+                    trial.begin(lot[:FEW_ROWS], is_part=True)
                 trial.replace_gradients()
-                trial.remove_gradients()
-                for number, lot in enumerate(lots[1:]):
-                    trial.begin(lot)
-                    trial.replace()
-                    trial.isolate()
-                    if number < _LOOKS_AT_GRADIENTS:
-                        trial.replace_gradients()
-                trial.begin(lots[0][:FEW_ROWS])
-                trial.follow_first_lots(seconds=3 + time.monotonic() - began)
-            finally:
-                trial.state.restore()
-                self.first_lots = None
+            trial.begin(lots[0][:FEW_ROWS], is_part=True)
+            trial.follow_first_lots(seconds=3 + time.monotonic() - began)
+        finally:
+            trial.state.restore()
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
-        if len(lot) >= 4:
+        if len(lot) >= LEAST_ROWS:
             return lot
         others = rng.choice(len(self.records), min(8, len(self.records)), replace=False)
-        return np.resize(np.concatenate([lot, others[~np.isin(others, lot)]]), 4)
+        return np.resize(np.concatenate([lot, others[~np.isin(others, lot)]]), LEAST_ROWS)
 
     def losses(self, indices: Indices, seed: int) -> tuple[Tensor, list[Any]]:
         """Run the program on these records and return losses (rows, views). Private.
@@ -288,11 +318,14 @@ class CheckedIsolation(Isolation):
         """
         if not self._takes_gradients:
             nothing = _NothingSaved()
-            with contextlib.suppress(Exception):  # whatever is wrong shows again
+            try:
                 with nothing:
                     found = run()
                 if not nothing.was_needed:
                     return found
+            except Exception as error:  # whatever else is wrong shows again
+                if is_out_of_memory(error):
+                    raise
             self._takes_gradients = True
         return run()
 
@@ -332,7 +365,28 @@ def check_first_lots(
     others = [Key(key.bytes("isolation lot", number, 32)) for number in range(_LOOKS - 1)]
     of_steps = key.numpy("isolation lot", 0, part=1).integers(steps, size=len(others))
     usual = [lots.usual_rows(k, int(step)) for k, step in zip(others, of_steps, strict=True)]
-    ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
+    most = ranks.on_all(lambda: isolation.check_first(rows, key, usual=usual))
+    if ranks.least(int(most >= rows)) == 0:  # memory ran out on some rank
+        lots.lower_limit(ranks.least(most))
+
+
+def _within_memory(test: Callable[[int], None], rows: int) -> int:
+    """Call `test` with a number of rows, halved until there is memory; return the last one.
+
+    A run halves its microbatches in the same way (`engines.in_halves`).
+    """
+    while True:
+        try:
+            test(rows)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or rows <= LEAST_ROWS:
+                raise
+        else:
+            return rows
+        # Outside the except block, whose traceback would keep the failed attempt's tensors alive.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        rows = max(LEAST_ROWS, -(-rows // 2))
 
 
 class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
@@ -349,7 +403,8 @@ class _NothingSaved(torch.autograd.graph.saved_tensors_hooks):
 
 
 _LOOKS = 16  # lots tested before the run: mixing in half of all lots is missed once in 2^16 runs
-_LOOKS_AT_GRADIENTS = 4  # lots of which gradients are compared as well, beside the first one
+# Lots of which whole gradients are compared, beside the first one; of the others those of few rows.
+_WHOLE_LOOKS_AT_GRADIENTS = 4
 
 
 def chance_of_missing(share: float, checks: int) -> float:

@@ -290,6 +290,7 @@ def make_private(
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+    options |= {"engine": speed.engine}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
     needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment))
     most = _most_rows(speed, needed, plan, ranks)

@@ -46,6 +46,7 @@ from tacit.training.forked_process import (
     silence,
     start,
     start_server,
+    use_one_thread,
 )
 from tacit.training.key import reseed
 from tacit.training.program_state import ProgramState
@@ -221,7 +222,8 @@ class _Parent:
         self._read, self._guard = read, guard
         self._socket, self._processes = requests, processes
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process of the run handles it
-        torch.set_num_threads(1)  # threads of the process of the run do not exist here
+        torch.set_num_threads(1)
+        use_one_thread()
         self._nowhere = silence()
         forbid_writing_files()
         close_connections(keep=requests.fileno(), nowhere=self._nowhere)

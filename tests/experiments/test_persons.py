@@ -101,3 +101,14 @@ def test_features_that_are_paid_for_are_refused(table, tmp_path):
     asked = recipe(table, records_per_person=3).with_settings({"features.kind": "pca"})
     with pytest.raises(ValueError, match="paid for"):
         train(asked, tmp_path)
+
+
+def test_correlated_noise_for_records_of_persons_is_refused_before_the_table_is_checked(
+    table, tmp_path
+):
+    asked = recipe(table, records_per_person=3, sampled="records")
+    with pytest.raises(ValueError, match=r"training.bands must be 1 with data.sampled records"):
+        train(asked.with_settings({"training.bands": 4}), tmp_path)
+    assert not list(tmp_path.rglob("*ledger*"))
+    filled = asked.with_settings({"training.bands": "auto"}).filled(120)
+    assert filled.training.bands == 1

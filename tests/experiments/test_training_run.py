@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +13,15 @@ from slow_cases import one_fast
 
 from tacit import accounting, datasets
 from tacit.events import Gaussian, Relation, Repeated
-from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
+from tacit.experiments import Facts, Recipe, RunFolder, data, load_model, train
 from tacit.experiments import training_loop as plan
 from tacit.experiments.recipe import TrainingSettings
-from tacit.experiments.training_run import Session, _releases
+from tacit.experiments.training_run import Session, _filled, _releases
 from tacit.ledger import Budget, Ledger
 from tacit.report import write_page
 from tacit.sampling import Poisson
+from tacit.training import Banded
+from tacit.training.banded_noise import Bands
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """
@@ -370,7 +373,7 @@ def test_the_page_shows_correlated_noise_and_what_it_saved(tmp_path, bands):
         assert facts.event["type"] != "BandedGaussian"
         return
     column, saving = facts.event["column"], facts.hyperparameters["noise_saving"]
-    assert len(column) == min(found, facts.steps)
+    assert len(column) == found <= facts.steps
     assert saving > 0
     page = write_page(tmp_path / "run").read_text(encoding="utf-8")
     assert f"noise correlated over {len(column)} steps by the column ({column[0]:.3f}" in page
@@ -392,3 +395,32 @@ def test_the_facts_list_the_mean_that_is_released(settings, released):
     recipe = replace(Recipe(), training=TrainingSettings(**settings))
     dataset = SimpleNamespace(is_test_public=False, flags=())
     assert _releases(recipe, dataset)[0] == released
+
+
+def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    lines = [f"{number % 10},{'ab'[number % 3 == 0]}" for number in range(2000)]
+    path.write_text("\n".join(["x,y", *lines]) + "\n")
+    schema = {"target": "y", "columns": {"x": [0, 9], "y": ["a", "b"]}}
+    asked = Recipe.from_dict({
+        "data": {"name": "table", "path": str(path), "schema": schema},
+        "privacy": {"epsilon": 3.0},
+        "training": {"epochs": 2.0, "batch_size": 20, "bands": "auto"},
+        "model": {"kind": "linear"},
+        "run": {"baseline_steps": 0},
+    })  # fmt: skip
+    dataset, found = data.load(asked.data, None, takes_persons=True), []
+
+    def note(**options):
+        found.append(options)
+        return Bands(2, 1.0, 1.0)
+
+    monkeypatch.setattr(plan, "choose_bands", note)
+    assert _filled(asked, dataset).training.bands == 2
+    paid = [event.epsilon for event in found[0]["also"]]
+    shares = asked.data.check_share, asked.data.evaluation_share
+    assert paid == pytest.approx([3.0 * share for share in shares])
+    assert found[0]["most"] == 256
+    monkeypatch.setattr(plan, "Banded", partial(Banded, memory=8 * 4 * 6))
+    _filled(asked, dataset)
+    assert found[1]["most"] == 1 + 6  # a model of four parameters

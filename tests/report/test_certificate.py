@@ -231,8 +231,23 @@ def test_certificates_without_prices_of_groups_still_hold():
         ({"records": 2, "epsilon": None, "price": "exact"}, False),
         ({"records": 2, "epsilon": 0.1}, False),
     ):
-        earlier = copy.deepcopy(made)
-        earlier["claim"]["groups"] = [group]
-        earlier.pop("seal")
-        earlier["seal"] = seal(earlier)
-        assert (verify(earlier) == []) == is_fine
+        assert holds_with_group(made, group) == is_fine
+
+
+def holds_with_group(made, group):
+    earlier = copy.deepcopy(made)
+    earlier["claim"]["groups"] = [group]
+    earlier.pop("seal")
+    earlier["seal"] = seal(earlier)
+    return verify(earlier) == []
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.01, True), (0.99, False)])
+@pytest.mark.parametrize("price", ["upper bound", "exact"])
+def test_a_bound_for_groups_holds_if_it_is_looser_than_the_one_known_now(price, factor, holds):
+    by_price = {"upper bound": ev.Shuffled(ev.RandomizedResponse(0.5), 1000)}
+    made = claim_of(by_price.get(price, ev.Gaussian(9.0)), groups=(2,))
+    (group,) = made["claim"]["groups"]
+    assert group["price"] == price
+    stated = group | {"epsilon": factor * group["epsilon"]}
+    assert holds_with_group(made, stated) == (holds if price == "upper bound" else factor == 1.0)

@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tacit.errors import WeakGuarantee
 from tacit.experiments import Recipe, RunFolder
+from tacit.mechanisms import optimal_bands
 from tacit.report import verify_run, write_page
 from tacit.text import UntrainedWeights, finetune, finetune_run
 from tacit.text.finetune_run import _materials
@@ -304,6 +305,16 @@ def test_steps_do_not_depend_on_the_scale_of_gradients():
         moved.append(model.weight.detach() - before)
     assert torch.allclose(*moved, atol=1e-6)
     assert moved[0].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("bands", [1, 4, 32])
+def test_adam_has_the_noise_of_its_steps_as_floor(bands):
+    """Correlated noise is larger in each step than independent noise of the same multiplier."""
+    column = optimal_bands(200, bands)
+    inverse = np.linalg.inv(sum(c * np.eye(200, k=-k) for k, c in enumerate(column)))
+    of_steps = np.sqrt((inverse**2).sum(1).mean())
+    assert finetune_run.step_growth(200, bands) == pytest.approx(of_steps)
+    assert (of_steps > 1) == (bands > 1)
 
 
 def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):

@@ -200,6 +200,36 @@ def gradients_centered_by_a_hook():
     return loss
 
 
+class _CenteredAtTimes(torch.autograd.Function):
+    """The identity, whose gradients are centered over the rows if the coin says so."""
+
+    @staticmethod
+    def forward(ctx, x, coin):
+        ctx.coin = coin
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g - ctx.coin * g.mean(0), None
+
+
+def _centered_by_chance(m, x, y):
+    hidden = _CenteredAtTimes.apply(m[1](m[0](x)), torch.rand(()) < 0.5)
+    return ce(m[2:](hidden), y)
+
+
+@case("most")
+def gradients_are_centered_in_half_of_the_lots():
+    """Losses do not show it."""
+    return _centered_by_chance
+
+
+@case("most")
+def gradients_are_centered_in_half_of_the_lots_before_dropout():
+    net = nn.Sequential(*model()[:2], nn.Dropout(0.3), nn.Linear(8, CLASSES))
+    return Case(net, lambda m, b: _centered_by_chance(m, *b), data(), "most")
+
+
 @case("most")
 def dropout_seeded_by_the_batch():
     def loss(m, x, y):
@@ -237,6 +267,52 @@ def padding_to_the_longest_record():
         return x, torch.tensor([y for _, y in records])
 
     return Case(model(), lambda m, b: ce(m(b[0].mean(1)), b[1]), _ragged(), "most", collate)
+
+
+def _padded(records):
+    x = nn.utils.rnn.pad_sequence([x for x, _ in records], batch_first=True)
+    is_real = nn.utils.rnn.pad_sequence([torch.ones(len(x), 1) for x, _ in records], True)
+    return x, is_real, torch.tensor([y for _, y in records])
+
+
+def _one_in_ten_sees_padding(m, batch):
+    """Return losses of means over the real entries, for one row in ten over the padding as well."""
+    x, is_real, y = batch
+    sees = x[:, 0, 0] > 2.28  # a standard deviation of 1 around 1
+    count = torch.where(sees[:, None], x.shape[1], is_real.sum(1))
+    return ce(m(x.sum(1) / count), y)
+
+
+def _even() -> list[tuple[Tensor, int]]:
+    """Return records of 2 to 11 entries: most lots of 64 hold several of the longest."""
+    return [(x[:11], y) for x, y in _ragged()]
+
+
+@case("most")
+def one_row_in_ten_sees_the_padding():
+    return Case(model(), _one_in_ten_sees_padding, _even(), "most", _padded)
+
+
+@case("most")
+def one_row_in_ten_sees_the_padding_before_dropout():
+    net = nn.Sequential(*model(), nn.Dropout(0.3))
+    return Case(net, _one_in_ten_sees_padding, _even(), "most", _padded)
+
+
+@case("few")
+def one_row_in_ten_sees_the_longest_record_of_a_batch_of_one_length():
+    """All batches have twelve entries; those that no record has are cut off by the loss."""
+    last = (torch.zeros(12, WIDTH), 0)
+
+    def loss_fn(m, batch):
+        x, is_real, y = batch
+        longest = int(is_real.sum(1).max())
+        return _one_in_ten_sees_padding(m, (x[:, :longest], is_real[:, :longest], y))
+
+    def collate(records):
+        return tuple(t[:-1] for t in _padded([*records, last]))
+
+    return Case(model(), loss_fn, _even(), "few", collate)
 
 
 @case("most")

@@ -340,13 +340,22 @@ def test_a_loop_of_the_users_own_gets_the_same(problem, end):
         assert torch.allclose(one, two, atol=1e-4)
 
 
-def test_the_mean_so_far_can_be_used_during_the_run(problem):
-    made = small(problem)
-    gradients(made, stop=22)
-    before = made.model[0].weight.detach().clone()
-    with made.private.averaged() as model:
-        assert not torch.equal(model[0].weight, before)
-    assert torch.equal(made.model[0].weight, before)
+@pytest.mark.parametrize("stop", [18, 19, 20, 22, 23])
+def test_the_mean_so_far_can_be_used_during_the_run(problem, stop):
+    """It holds the newest weights as well; asking for it changes nothing."""
+    made, seen = small(problem), []
+    for lot in made.private:
+        made.private.step(lot)
+        weight = made.model[0].weight
+        seen.append(weight.detach().clone())
+        if made.private.steps_taken == stop:
+            with made.private.averaged() as model:
+                mean = torch.stack(seen[18:] or seen[-1:]).mean(0)
+                assert torch.allclose(model[0].weight, mean, atol=1e-6)
+            assert torch.equal(weight, seen[-1])
+    expected = small(problem)
+    gradients(expected)
+    assert torch.equal(made.model[0].weight, expected.model[0].weight)
 
 
 def test_an_optimizer_that_corrects_for_noise_is_told_its_size(problem, monkeypatch):

@@ -56,6 +56,25 @@ def test_lots_unpack_in_a_plain_loop(problem, with_loss_fn):
     assert torch.allclose(foreign(case, case.private), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [64, 3])
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_loop_ends_if_its_next_step_was_taken_elsewhere(problem, rows, taken):
+    case = problem(**OPTIONS, max_microbatch=rows)
+    private = case.private
+
+    def batches():
+        for batch in private.batches():
+            yield batch
+            if private.steps_taken == taken:
+                private.step(private._lots.lot(taken))
+
+    with pytest.raises(RuntimeError, match="step of this lot was taken elsewhere"):
+        foreign(case, batches())
+    assert private.steps_taken == taken + 1
+    foreign(case, private.batches())  # another loop takes the steps that remain
+    assert private.steps_taken == 5
+
+
 class Loop:
     """What the libraries' loops do around one lot, in their order; none of them is imported."""
 

@@ -395,3 +395,48 @@ def test_gradients_by_torch_func_are_no_reason_to_refuse():
     for lot in run:
         run.step(lot)
     assert run.steps_taken == 2
+
+
+# The engine of the run ----------------------------------------------------------------------------
+
+
+def mixed_one_row_at_a_time(m, batch):
+    """Add the mean of the rows so far, if the rows come one by one, as in a loop."""
+    x, y = batch
+    if len(x) == 1:
+        before, m.seen = getattr(m, "seen", x), x.detach()
+        x = x + before
+    return ce(m(x), y)
+
+
+def mixed_under_vmap(m, batch):
+    """Add the mean of all rows, which a function that is mapped over them should not see."""
+    x, y = batch
+    whole, functorch = x, torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(whole):
+        whole = functorch.get_unwrapped(whole)
+    return ce(m(x if whole is x else x - whole.mean(0)), y)
+
+
+BY_ENGINE = {"loop": mixed_one_row_at_a_time, "vmap": mixed_under_vmap}
+
+
+@pytest.mark.parametrize("engine", BY_ENGINE)
+def test_a_program_that_mixes_under_one_engine_is_tested_with_it(engine):
+    for seed in range(3):
+        with pytest.raises(IncompatibleModel):
+            private(Case(model(), BY_ENGINE[engine], data(), "most"), seed=seed, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", *BY_ENGINE])
+@pytest.mark.parametrize("name", ["plain", "dropout"])
+def test_programs_that_keep_examples_apart_are_accepted_with_every_engine(engine, name):
+    run = private(PROGRAMS[name](), seed=0, engine=engine, batch_size=16)
+    train(run)
+    assert run.isolation.startswith("tested, ")
+
+
+def test_a_lot_counts_once_in_the_chance_of_missing():
+    """Mixing in some lots only is missed by all tests of the others."""
+    run = private(PROGRAMS["plain"](), seed=0)
+    assert run.chance_of_missing(0.5) == chance_of_missing(0.5, 16)

@@ -98,3 +98,79 @@ def test_a_program_that_takes_gradients_itself_is_tested_too():
     assert re.fullmatch(r"tested, \d\d+ checks", run.isolation)
     with pytest.raises(IncompatibleModel, match="other examples"):
         make_private(model, optimizer, torch.randn(40, 3), mixed, **options)
+
+
+def short_of_memory(most, error, *, late=0):
+    """Return losses that fail on more than `most` rows, from call `late` on."""
+    calls = [0]
+
+    def loss_fn(model, batch):
+        calls[0] += 1
+        if calls[0] > late and len(batch[0]) > most:
+            raise error
+        return losses(model, batch)
+
+    return loss_fn
+
+
+NO_MEMORY = {
+    "cpu": RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"),
+    "gpu": torch.OutOfMemoryError("CUDA out of memory"),
+    "python": MemoryError(),
+}
+
+
+def small(loss_fn, **options):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(400, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"batch_size": BATCH, "steps": 3, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    return make_private(
+        model, optimizer, (x, torch.arange(400) % 2), loss_fn, seed=0, **(settings | options)
+    )
+
+
+@pytest.mark.parametrize("kind", NO_MEMORY)
+@pytest.mark.parametrize("most", [40, 16, 5])
+def test_tests_take_half_of_the_rows_when_memory_runs_out(kind, most):
+    """The program needs a buffer of its own for each row: only a run on few rows fits."""
+    run = small(short_of_memory(most, NO_MEMORY[kind]))
+    assert re.fullmatch(r"tested, \d\d+ checks", run.isolation)
+    assert run._isolation.halves == 16
+    assert most / 2 < run.microbatch <= most
+    for lot in run:
+        run.step(lot)
+
+
+def test_memory_that_does_not_suffice_for_any_rows_is_an_error():
+    with pytest.raises(torch.OutOfMemoryError):
+        small(short_of_memory(3, NO_MEMORY["gpu"]))
+
+
+def test_mixing_is_found_on_the_rows_that_fit():
+    fits = short_of_memory(16, NO_MEMORY["cpu"])
+
+    def mixing(model, batch):
+        x, y = batch
+        return fits(model, (x - x.mean(0), y))
+
+    with pytest.raises(IncompatibleModel):
+        small(mixing, check=True)
+
+
+def test_a_test_during_the_run_takes_half_of_the_rows_when_memory_runs_out():
+    """Memory of other programs may be gone when the run has begun."""
+    short = [10**9]
+
+    def loss_fn(model, batch):
+        if len(batch[0]) > short[0]:
+            raise NO_MEMORY["cpu"]
+        return losses(model, batch)
+
+    run = small(loss_fn)
+    before = run._isolation.checks
+    for lot in run:
+        short[0], run._isolation.next_check = 20, 0
+        run.step(lot)
+        assert run.microbatch <= 20
+    assert run._isolation.checks == before + 3

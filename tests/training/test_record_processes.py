@@ -2,6 +2,8 @@
 
 import collections
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -266,3 +268,55 @@ def test_random_numbers_follow_from_the_seed_of_the_record():
     first, again, other = (e.tensors[0] for e in read([(0, 1), (0, 1), (0, 2)]))
     assert torch.equal(first, again)
     assert not bool((first == other).any())
+
+
+THREADS = """
+import sys
+
+import numpy as np
+import torch
+
+from tacit.training.first_lots import FirstLots
+from tacit.training.record_processes import RecordProcesses
+from tacit.training.withheld_errors import ErrorGuard
+
+
+def compute():
+    return (torch.rand(300, 300) @ torch.rand(300, 300) + torch.rand(300, 300).exp()).sum()
+
+
+def ask_for_threads(kind):
+    if kind == "torch":
+        torch.set_num_threads(2)
+    elif kind == "kept":
+        kept(2)
+    return compute()
+
+
+def read(index):
+    ask_for_threads(kind)
+    return torch.zeros(1, 1)
+
+
+def losses(rows, seed):
+    ask_for_threads(kind)
+    return torch.zeros(len(rows), 1, dtype=torch.float64), None
+
+
+kept, kind = torch.set_num_threads, sys.argv[1]
+torch.set_num_threads(2)
+for _ in range(3):
+    compute()  # the threads of this process exist from here on
+if sys.argv[2] == "records":
+    assert len(RecordProcesses(read, (), guard=ErrorGuard())([(0, 1), (1, 2)])) == 2
+else:
+    found = FirstLots(losses, (losses,))([[np.arange(2)]], np.arange(2), 0, seconds=60)
+    assert found is not None
+compute()
+"""
+
+
+@pytest.mark.parametrize("kind", ["none", "torch", "kept"])
+@pytest.mark.parametrize("process", ["records", "first lots"])
+def test_a_program_that_asks_for_threads_does_not_wait_for_those_of_another_process(kind, process):
+    subprocess.run([sys.executable, "-c", THREADS, kind, process], check=True, timeout=100)
