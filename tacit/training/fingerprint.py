@@ -365,7 +365,7 @@ def _add_tensor(found: Any, tensor: Tensor) -> None:  # Any: a hash
     size = max(1, _BYTES // max(1, flat.element_size()))
     try:
         for part in flat.split(size):
-            found.update(_bytes(part))
+            found.update(content_of(part))  # without a copy: large data are hashed at every save
     except NotImplementedError:  # kept from inside a transform of torch.func that has ended
         found.update(b"no numbers")
 

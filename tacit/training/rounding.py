@@ -197,7 +197,7 @@ def as_double(batch: Batch) -> Batch:
 
 def norm_of_difference(a: Gradient, b: Gradient | None = None) -> float:
     """Return the norm of `a` - `b`, or that of `a` alone, added up in float64."""
-    total = 0.0
+    squares: list[Tensor] = []  # read at the end: a GPU would wait for the host at each of them
     for number, x in enumerate(a):
         y = None if b is None else b[number]
         if x.is_sparse and y is not None and y.is_sparse:
@@ -205,8 +205,9 @@ def norm_of_difference(a: Gradient, b: Gradient | None = None) -> float:
         if x.is_sparse and y is None:
             x = x.coalesce().values()
         others = itertools.repeat(0.0) if y is None else pieces(y)
-        total += sum(float((p - q).square().sum()) for p, q in zip(pieces(x), others, strict=False))
-    return math.sqrt(total)
+        parts = zip(pieces(x), others, strict=False)
+        squares += [(p - q).square().sum().to(a[0].device) for p, q in parts]
+    return math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
 
 
 def summary_of(gradient: Gradient) -> Tensor:
@@ -228,7 +229,8 @@ def summary_of(gradient: Gradient) -> Tensor:
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a tensor's entries in float64, some at a time: a whole gradient may be large."""
-    for piece in tensor.to_dense().reshape(-1).split(_PIECE):
+    size = 2**5 * _PIECE if tensor.is_cuda else _PIECE  # few launches, or what a cache holds
+    for piece in tensor.to_dense().reshape(-1).split(size):
         yield piece.double()
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from torch.fx import traceback
 
 from tacit.errors import IncompatibleModel
+from tacit.training.gpu.decomposed import decomposed
 from tacit.training.gpu.graph_replay import Step
 from tacit.training.gradients.ghost_norm import usual
 from tacit.training.tree import is_out_of_memory
@@ -260,21 +261,19 @@ def _trace(
         dispatcher = nullcontext
     with _marked_checkpoints(), mode, dispatcher():
         raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
-    constants = _lift(raw)
-    held = [mode.from_tensor(tensor, static_shapes=True) for tensor in constants]
+    constants = _lift(raw, mode)
+    table = compiler.select_decomp_table()
 
-    def functional(*inputs: Tensor) -> list[Tensor]:
-        *primals, tangent = inputs
-        with torch.no_grad():
-            return run(*primals[: len(constants)], tangent, *primals[len(constants) :])
+    def trace(function: Callable[..., Any], *values: Any) -> fx.GraphModule:
+        with mode, dispatcher(), torch.no_grad():
+            return compiler.make_fx(function, decomposition_table=table)(*values)
 
-    has_marks = any("recompute" in node.meta for node in raw.graph.nodes)
-    run = fx.Interpreter(raw).run if has_marks else raw  # the interpreter passes marks on
-    with mode, dispatcher(), traceback.preserve_node_meta() if has_marks else nullcontext():
-        graph = compiler.make_fx(
-            torch.func.functionalize(functional),
-            decomposition_table=compiler.select_decomp_table(),
-        )(*held, *rest, seed)
+    graph = decomposed(raw, trace, mode)
+    if graph is None:
+        with traceback.preserve_node_meta():
+            # The interpreter passes the marks of checkpoints on.
+            run = torch.func.functionalize(fx.Interpreter(raw).run)
+            graph = trace(run, *(node.meta["val"] for node in _inputs(raw)))
     inputs = _inputs(graph)
     names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
     for node, name in zip(inputs, names, strict=True):
@@ -378,17 +377,22 @@ def _refuse_writes(graph: fx.GraphModule) -> None:
             )
 
 
-def _lift(module: fx.GraphModule) -> list[Tensor]:
-    """Turn the graph's constants (parameters, buffers) into its first inputs, and return them."""
+def _lift(module: fx.GraphModule, mode: Any) -> list[Tensor]:
+    """Turn the graph's constants (parameters, buffers) into its first inputs, and return them.
+
+    The first of the inputs that it had, the seed of the backward, becomes the last one.
+    """
     graph = module.graph
-    first = next(iter(graph.nodes))
+    seed, second, *others = _inputs(module)
+    [second, *others][-1].append(seed)
     constants: list[Tensor] = []
     for node in list(graph.nodes):
         if node.op != "get_attr" or not isinstance(getattr(module, node.target), Tensor):
             continue
-        with graph.inserting_before(first):
-            lifted = graph.placeholder(f"constant_{len(constants)}")
         constants.append(getattr(module, node.target).detach())
+        with graph.inserting_before(second):
+            lifted = graph.placeholder(f"constant_{len(constants)}")
+        lifted.meta["val"] = mode.from_tensor(constants[-1], static_shapes=True)
         node.replace_all_uses_with(lifted)
         graph.erase_node(node)
     module.recompile()

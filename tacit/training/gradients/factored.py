@@ -224,8 +224,8 @@ class TableRows:
         """
         examples, positions, width = self.values.shape
         ordered, order = self.ids.sort(dim=1)
-        ranks = torch.zeros_like(ordered)
-        ranks[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)  # (examples, T)
+        steps = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)
+        ranks = torch.cat([torch.zeros_like(ordered[:, :1]), steps], 1)  # (examples, T)
         first = torch.arange(examples, device=ranks.device).unsqueeze(1) * positions
         slots = torch.empty_like(ranks).scatter_(1, order, ranks + first)
         (values,) = in_double(bounded, wide(self.values).reshape(-1, width))
