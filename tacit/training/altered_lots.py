@@ -374,8 +374,10 @@ class AlteredLots:
         self._compare_laws("removed", (self.rows, kept), (self.rows[kept], places))
 
     def isolate(self, *, rows: int = 1) -> None:
-        """Run one row alone, or a few."""
-        self._run_without_others(np.sort(self.rng.permutation(len(self.rows))[:rows]), "alone")
+        """Run one row alone, or a few of them, half of the lot at most."""
+        few = max(1, min(rows, len(self.rows) // 2))
+        kept = np.sort(self.rng.permutation(len(self.rows))[:few])
+        self._run_without_others(kept, "alone" if few == 1 else "removed")
 
     def keep_shortest(self) -> None:
         """Leave the longer half of the records out, if lots are padded to several lengths.
