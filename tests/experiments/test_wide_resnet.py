@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tacit.experiments import Recipe, train
@@ -94,12 +95,10 @@ def looped(model, loss_fn, batch, bound):
 
 
 def shallow():
-    """Return a network of the same layers that takes seconds to compile."""
-    layers = [torch.nn.GroupNorm(4, 16), torch.nn.ReLU(), StandardizedConv2d(16, 16, 3)]
-    ends = [torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 10)]
-    return torch.nn.Sequential(
-        StandardizedConv2d(3, 16, 3), *layers, *ends[:1], torch.nn.MaxPool2d(2), *ends[1:]
-    )
+    """Return a network of the same layers that runs and compiles in seconds."""
+    first, second = StandardizedConv2d(3, 16, 3), StandardizedConv2d(16, 16, 3)
+    layers = [first, nn.GroupNorm(4, 16), nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10))
 
 
 def distance(found, exact):
@@ -107,20 +106,27 @@ def distance(found, exact):
     return float(sum(squares) / sum(e.square().sum() for e in exact.values())) ** 0.5
 
 
+def deep():
+    return WideResNet(3, 10, depth=10, width=1)
+
+
 VIEWS = 2
-HOW = ["bookkeeping", "loop", pytest.param("compiled", marks=pytest.mark.slow)]
+HOW = [
+    (shallow, "bookkeeping"),
+    (shallow, "loop"),
+    pytest.param((shallow, "compiled"), marks=pytest.mark.slow),
+    pytest.param((deep, "bookkeeping"), marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)  # of the compiler
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch
+@pytest.mark.parametrize("made", HOW, ids=lambda made: f"{made[0].__name__}-{made[1]}")
 @pytest.mark.parametrize("bound", [0.5, 1e3])
 @pytest.mark.parametrize("loss_fn", [in_its_own_type, in_bfloat16])
-def test_sums_are_as_near_to_float64_as_plain_gradients_of_the_same_type(loss_fn, bound, how):
+def test_sums_are_as_near_to_float64_as_plain_gradients_of_the_same_type(loss_fn, bound, made):
     torch.manual_seed(0)
-    model = shallow() if how == "compiled" else WideResNet(3, 10, depth=10, width=1)
-    classes = torch.randint(0, 10, (4,)).repeat_interleave(VIEWS)
+    make, how = made
+    model, classes = make(), torch.randint(0, 10, (4,)).repeat_interleave(VIEWS)
     batch = torch.rand(4 * VIEWS, 3, 8, 8), classes
     double = copy.deepcopy(model).double()
     exact = looped(double, in_its_own_type, (batch[0].double(), classes), bound)
@@ -131,6 +137,9 @@ def test_sums_are_as_near_to_float64_as_plain_gradients_of_the_same_type(loss_fn
     else:
         options = {"augmentations": VIEWS, "engine": how}
         found = clipped_sum(model, loss_fn, batch, Flat(bound), **options).sums
-    is_coarse = loss_fn is in_bfloat16
-    assert plain > 0.01 if is_coarse else plain < 1e-5  # bfloat16 itself is this far away
-    assert distance(found, exact) <= (1.25 * plain if is_coarse else 1e-5)
+    if loss_fn is in_bfloat16:
+        assert plain > 1e-3  # bfloat16 itself is this far away
+        assert distance(found, exact) <= 1.25 * plain
+    else:
+        assert plain < 1e-5
+        assert distance(found, exact) < 1e-4  # clip factors leave room for rounding
