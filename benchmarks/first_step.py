@@ -36,6 +36,7 @@ def main() -> None:
     start = time.perf_counter()
     watch(isolation.CheckedIsolation, "check_first", start)
     watch(make, "_probe", start)
+    watch(graph_pair, "decomposed", start)
     watch(graph_pair, "_trace", start)
     watch(graph_pair, "_compile", start)
     watch(compiled, "ReplayedStep", start)

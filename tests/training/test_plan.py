@@ -1,11 +1,12 @@
 """Schedules are evaluated before the run and priced step by step."""
 
+import numpy as np
 import pytest
 
 from tacit import events as ev
 from tacit.training import Automatic, Exponential, Flat, Linear, PerLayer, Stairs
 from tacit.training.clip import scaled
-from tacit.training.plan import factors
+from tacit.training.plan import _drawn_ahead, factors
 
 
 @pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Exponential(2.0, 0.5), Stairs((2.0, 0.5))])
@@ -63,3 +64,23 @@ def test_clip_schedule_moves_the_clip_norm_and_not_the_bill(problem):
 def test_calibration_spends_the_budget_on_the_whole_schedule(problem):
     run = problem(steps=8, epsilon=1.0, delta=1e-5, noise_schedule=Linear(1.5, 0.75)).private
     assert 0.97 < run.epsilon(delta=1e-5) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [range(40), [0, 0, 1, 1, 2], [7, 8, 9, 3, 4, 30, 31, 0], [39, 38, 0, 1], [39, 40, 41]],
+    ids=str,
+)
+def test_lots_drawn_ahead_are_those_of_their_steps(asked):
+    drawn = []
+
+    def draw(step):
+        drawn.append(step)
+        return np.array([step, step + 1])
+
+    lots = _drawn_ahead(draw, 40)
+    for step in asked:
+        assert lots(step).tolist() == [step, step + 1]
+    assert max(drawn) <= max(39, *asked)  # no step after the last one
+    if isinstance(asked, range):
+        assert drawn == list(asked)  # each once

@@ -4,7 +4,8 @@ Blocks of a network repeat, and so do their operations. An operation is decompos
 layout of its arguments, and the result is copied to all places where it occurs.
 """
 
-from collections.abc import Callable, Collection, Hashable
+import operator
+from collections.abc import Callable, Container, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -13,20 +14,24 @@ from torch import Tensor, fx
 
 _MARKS = ("recompute", "ac_graph_id")  # of checkpointed blocks, which the partitioner reads
 
+Trace = Callable[..., fx.GraphModule]
+"""(function, *arguments) -> the graph of the function, decomposed."""
+
 
 def decomposed(
-    raw: fx.GraphModule, trace: Callable[..., fx.GraphModule], mode: AbstractContextManager[Any]
+    raw: fx.GraphModule, trace: Trace, table: Container[Any], mode: AbstractContextManager[Any]
 ) -> fx.GraphModule | None:
     """Return a graph with the results of `raw`, decomposed and without writes.
 
-    `trace(function, *arguments)` returns the decomposed graph of a function. The result is None if
-    `raw` is not a plain list of operations, or if it writes into a tensor that is read by another
-    name afterwards. `raw` may have fewer writes then.
+    Operations that are not in `table` have no decomposition. The result is None if `raw` is not a
+    plain list of operations, if it writes into a tensor that is read by another name
+    afterwards, or if a decomposition lays its result out in another way. `raw` may have fewer
+    writes then.
     """
     if not _without_writes(raw, mode):
         return None
     raw.graph.eliminate_dead_code()
-    copier = _Copier(raw, trace)
+    copier = _Copier(trace, table, mode)
     for node in raw.graph.nodes:
         if not copier.copy(node):
             return None
@@ -74,7 +79,7 @@ def _out_of_place(node: fx.Node, mode: AbstractContextManager[Any]) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with mode, torch.no_grad():
         value = found(*args, **kwargs)
-    return found if _layout(value)[:-1] == _layout(node.meta["val"])[:-1] else None
+    return found if _layout(value) == _layout(node.meta["val"]) else None
 
 
 class _Part(NamedTuple):
@@ -82,21 +87,32 @@ class _Part(NamedTuple):
 
     module: fx.GraphModule
     nodes: list[fx.Node]
+    results: dict[fx.Node, int]  # which of the operation's results is this node
+    bases: dict[fx.Node, fx.Node]  # in whose memory this node is: an argument or a result
+
+
+class _Differs(Exception):
+    """Raised if a decomposition gives a result another layout than the operation does."""
 
 
 class _Copier:
-    """Copies nodes of `raw`, decomposed, into `graph`; `root` holds the constants of the parts."""
+    """Copies nodes of `raw`, decomposed, into `graph`; `root` holds the constants of the parts.
 
-    def __init__(self, raw: fx.GraphModule, trace: Callable[..., fx.GraphModule]) -> None:
-        self.raw = raw
+    The compiler must see which tensors share memory. So the results of operations have the values
+    of the trace, and tensors inside a part that share memory with its arguments or results are
+    views of these. The others inside a part may have the same value in all copies of the part.
+    """
+
+    def __init__(
+        self, trace: Trace, table: Container[Any], mode: AbstractContextManager[Any]
+    ) -> None:
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
-        self._trace = trace
+        self._trace, self._table, self._mode = trace, table, mode
         self._made: dict[fx.Node, Any] = {}  # by node of `raw`: what stands for it in `graph`
         self._layouts: dict[fx.Node, Hashable] = {}  # of nodes of `raw`
         self._parts: dict[Hashable, _Part] = {}
         self._numbers: dict[Any, fx.Node] = {}  # by expression: where a number of rows is computed
-        self._inputs = {m for n in raw.graph.nodes if n.op == "placeholder" for m in _memory(n)}
 
     def copy(self, node: fx.Node) -> bool:
         """Add a node of `raw` to the graph; return False if it is of an unknown kind."""
@@ -108,11 +124,12 @@ class _Copier:
         elif node.op != "call_function":
             return False
         elif isinstance(node.target, torch._ops.OpOverload):
-            self._made[node] = self._decomposed(node)
-        elif all(
-            not isinstance(n.meta.get("val"), Tensor | tuple | list) for n in node.all_input_nodes
-        ):
-            self._made[node] = self._added(node, self._made, {})  # arithmetic with numbers of rows
+            try:
+                self._made[node] = self._decomposed(node)
+            except _Differs:
+                return False
+        elif all(_is_number(n.meta.get("val")) for n in node.all_input_nodes):
+            self._made[node] = self._added(node, self._made, node.meta.get("val"))
         elif getattr(node.target, "__name__", "") == "getitem":
             value, index = node.args
             self._made[node] = self._made[value][index]  # type: ignore[index]  # several results
@@ -121,14 +138,15 @@ class _Copier:
         return True
 
     def _decomposed(self, node: fx.Node) -> Any:
+        """Add the part of an operation to the graph; return what stands for its results."""
+        if node.target not in self._table and not node.target._can_decompose():  # type: ignore[union-attr]  # an operation of torch
+            return self._as_it_is(node)
         inputs: list[fx.Node] = []
         key = (node.target, self._key(node.args, inputs), self._key(node.kwargs, inputs))
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = self._part(node, inputs)
-        marks = {name: node.meta[name] for name in _MARKS if name in node.meta}
-        made: dict[fx.Node, Any] = {}
-        given = iter(inputs)
+        values, made, given = _listed(node.meta["val"]), dict[fx.Node, Any](), iter(inputs)
         for one in part.nodes:
             if one.op == "placeholder":
                 made[one] = self._made[next(given)]
@@ -137,8 +155,28 @@ class _Copier:
             elif one.op == "get_attr":
                 made[one] = self._constant(getattr(part.module, str(one.target)), one)
             else:
-                made[one] = self._added(one, made, marks)
+                value = one.meta.get("val")
+                if one in part.results:
+                    value = values[part.results[one]]
+                elif one in part.bases:
+                    base = part.bases[one]
+                    at = part.results.get(base)
+                    within = made[base].meta["val"] if at is None else values[at]
+                    value = self._view(value, within)
+                made[one] = self._added(one, made, value, node.meta)
         raise AssertionError("a graph ends with its output")
+
+    def _as_it_is(self, node: fx.Node) -> Any:
+        value = node.meta["val"]
+        made = self._added(node, self._made, value, node.meta)
+        if _is_number(value) or isinstance(value, Tensor):
+            return made
+        found = []
+        for number, one in enumerate(value):
+            found.append(self.graph.call_function(operator.getitem, (made, number)))
+            found[-1].meta = {name: made.meta[name] for name in _MARKS if name in made.meta}
+            found[-1].meta["val"] = one
+        return found
 
     def _part(self, node: fx.Node, inputs: list[fx.Node]) -> _Part:
         """Decompose an operation for the layouts of its `inputs`, which may name a node twice."""
@@ -149,18 +187,44 @@ class _Copier:
             return node.target(*args, **kwargs)  # type: ignore[operator]  # an operation of torch
 
         module = self._trace(call, *(n.meta["val"] for n in inputs))
-        return _Part(module, list(module.graph.nodes))
+        nodes, results = list(module.graph.nodes), dict[fx.Node, int]()
+        pairs = zip(_listed(nodes[-1].args[0]), _listed(node.meta["val"]), strict=True)
+        for number, (found, value) in enumerate(pairs):
+            if isinstance(found, fx.Node) and isinstance(value, Tensor):
+                if _layout(found.meta["val"]) != _layout(value):
+                    raise _Differs
+                if found.op != "placeholder":
+                    results.setdefault(found, number)
+        homes = {m: n for n in results for m in _memory(n)}
+        homes |= {m: n for n in nodes if n.op == "placeholder" for m in _memory(n)}
+        inner = [n for n in nodes if n.op == "call_function" and n not in results]
+        bases = {n: homes[m] for n in inner for m in _memory(n) if m in homes}
+        return _Part(module, nodes, results, bases)
 
-    def _added(self, node: fx.Node, made: dict[fx.Node, Any], marks: dict[str, Any]) -> fx.Node:
+    def _view(self, value: Any, base: Any) -> Any:
+        """Return a tensor of the layout of `value` in the memory of `base`."""
+        if not isinstance(value, Tensor):
+            return value
+        with self._mode, torch.no_grad():
+            return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+    def _added(
+        self,
+        node: fx.Node,
+        made: dict[fx.Node, Any],
+        value: Any,
+        meta: dict[str, Any] | None = None,
+    ) -> fx.Node:
         """Add a node like `node`, with arguments from `made`; numbers are computed only once."""
-        value = node.meta.get("val")
         number = value.node.expr if isinstance(value, torch.SymInt) else None
         if number is not None and number in self._numbers:
             return self._numbers[number]
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
         new = self.graph.create_node(node.op, node.target, args, kwargs)
-        new.meta = {name: node.meta[name] for name in ("val", "tensor_meta") if name in node.meta}
-        new.meta |= marks
+        new.meta = {name: meta[name] for name in _MARKS if meta and name in meta}
+        new.meta["val"] = value
+        if "tensor_meta" in node.meta:
+            new.meta["tensor_meta"] = node.meta["tensor_meta"]
         if number is not None:
             self._numbers[number] = new
         return new
@@ -177,7 +241,7 @@ class _Copier:
         if isinstance(argument, fx.Node):
             inputs.append(argument)
             if argument not in self._layouts:
-                self._layouts[argument] = _layout(argument.meta["val"], self._inputs)
+                self._layouts[argument] = _layout(argument.meta["val"])
             return self._layouts[argument]
         if isinstance(argument, tuple | list):
             return (type(argument), *(self._key(one, inputs) for one in argument))
@@ -191,20 +255,17 @@ class _Copier:
         return (type(argument), repr(argument))  # 0.0 and -0.0 are equal as keys
 
 
-def _layout(value: Any, inputs: Collection[int] = ()) -> tuple[Any, ...]:
-    """Return what a decomposition may depend on: all of a value but the numbers in it.
-
-    The last entry says whether a tensor is in the memory of an input of the graph.
-    """
+def _layout(value: Any) -> Hashable:
+    """Return what a decomposition may depend on: all of a value but the numbers in it."""
     if isinstance(value, Tensor):
         return (
             *(tuple(map(_number, part)) for part in (value.shape, value.stride())),
             *(_number(value.storage_offset()), value.dtype, value.device, value.layout),
-            *(value.is_conj(), value.is_neg(), value.untyped_storage()._cdata in inputs),
+            *(value.is_conj(), value.is_neg()),
         )
     if isinstance(value, tuple | list):
-        return tuple(_layout(one, inputs) for one in value)
-    return (_number(value),)
+        return tuple(map(_layout, value))
+    return _number(value)
 
 
 def _number(value: Any) -> Hashable:
@@ -212,8 +273,15 @@ def _number(value: Any) -> Hashable:
     return (type(value), repr(value)) if node is None else (type(value), node.expr)
 
 
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, Tensor | tuple | list)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else [value]
+
+
 def _memory(node: fx.Node) -> set[int]:
     """Return what identifies the memory of a node's values."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else [value]
+    values = _listed(node.meta.get("val"))
     return {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}

@@ -69,6 +69,7 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     order = [int(node.name.removeprefix("primals_")) - 1 for node in _inputs(forward)]
     kept = [node.name for node in _results(forward)]
     wanted = [kept.index(node.name) for node in _inputs(backward)[:-1]]  # the last one is the seed
+    first = int(_take_rows(backward, _inputs(graph)[len(constants) + 1].meta["val"].shape[0]))
     compiled: list[Compiled] = []
     strides: list[Any] = []
 
@@ -81,19 +82,34 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
             run, strides[:] = _compile(compiler, mode, forward, like, is_backward=False)
             compiled.append(run)
         found = compiled[0](inputs)
-        saved = [found[i] for i in wanted]
+        saved: list[Any] = [others[1].shape[0]][:first]
+        saved += [*(found[i] for i in wanted), seed]
         del found
-        saved.append(seed)
         if len(compiled) == 1:
             own = _own(saved, [*constants, *others, seed])
             like = [node.meta["val"] for node in _inputs(backward)]
-            like[:-1] = [_laid_out(v, strides[i], mode) for v, i in zip(like, wanted, strict=False)]
+            pairs = zip(like[first:], wanted, strict=False)
+            like[first:-1] = [_laid_out(v, strides[i], mode) for v, i in pairs]
             run, _ = _compile(compiler, mode, backward, like, is_backward=True, own=own)
             compiled.append(run)
         return list(compiled[1](saved))
 
     rows = _Rows(mode.shape_env, example[2].shape[0])
     return Traced(step, _bytes_held(forward), draws, rows=rows)
+
+
+def _take_rows(backward: fx.GraphModule, rows: Any) -> bool:
+    """Make the number of rows the first input of the backward if it is a symbol; return if it is.
+
+    The backward may take multiples of it, such as the rows of all views. The compiler's cache
+    compares those with the number of rows, and can do so only if that is an input too.
+    """
+    if not isinstance(rows, torch.SymInt):
+        return False
+    with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+        backward.graph.placeholder("rows").meta["val"] = rows
+    backward.recompile()
+    return True
 
 
 class _Rows:
@@ -268,7 +284,7 @@ def _trace(
         with mode, dispatcher(), torch.no_grad():
             return compiler.make_fx(function, decomposition_table=table)(*values)
 
-    graph = decomposed(raw, trace, mode)
+    graph = decomposed(raw, trace, table, mode)
     if graph is None:
         with traceback.preserve_node_meta():
             # The interpreter passes the marks of checkpoints on.

@@ -160,6 +160,17 @@ def test_one_compilation_serves_every_number_of_examples_with_views():
     assert not compiled.has_fixed_rows
 
 
+def test_a_program_is_compiled_again_by_the_compilers_cache(tmp_path, monkeypatch):
+    # The cache compares numbers of rows, by guards that may name the inputs of a graph only.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for views in (1, 3):
+        model, batch = nn.Linear(4, 3), (torch.randn(24, 4), torch.randint(0, 3, (24,)))
+        for _ in range(2):
+            compiled = CompiledSum(model, losses, Flat(0.5), augmentations=views)
+            wanted = clipped_sum(model, losses, batch, Flat(0.5), augmentations=views)
+            assert relative(compiled(batch, torch.ones(24 // views)), wanted) < 1e-5
+
+
 def with_len(model, batch):
     x, y = batch
     return (model(x.view(len(x), 4)) - y).square().sum(1)

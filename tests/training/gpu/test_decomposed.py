@@ -21,13 +21,14 @@ def decompose(function, *inputs):
         fake = [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
         raw = compiler.make_fx(function)(*fake)
 
+    table = compiler.select_decomp_table()
+
     def trace(part, *values):
         traced.append(part)
         with mode, torch.no_grad():
-            table = compiler.select_decomp_table()
             return compiler.make_fx(part, decomposition_table=table)(*values)
 
-    return decomposed(raw, trace, mode), len(traced)
+    return decomposed(raw, trace, table, mode), len(traced)
 
 
 def blocks(depth: int):
