@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.datasets import load_svmlight_file
 
-from tacit import datasets
+from tacit import Ledger, datasets
 from tacit.experiments import Recipe, RecipeClassifier
 from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.tuning import (
@@ -238,8 +238,12 @@ def one_table(i: int, table: tables.Table, has_classes: bool, seed: int) -> tupl
 
 
 def fashion_search() -> None:
-    """Add one whole search on Fashion-MNIST, learning rates over three decades, to the results."""
+    """Add one whole search on Fashion-MNIST, learning rates over three decades, to the results.
+
+    A search that was killed is continued. The environment variable JOBS sets its runs at a time.
+    """
     recipe, dataset = fashion_task()
+    ledger = results.RESULTS / "tuning_fashion.ledger"
     own = recipe.training.learning_rate
     rates = [float(own * 10**k) for k in np.linspace(-1.5, 1.5, 7)]
     search = PrivateSearch(
@@ -249,12 +253,14 @@ def fashion_search() -> None:
         delta=FASHION_DELTA,
         holdout=0.1,
         n_records=dataset.n_records,
-        n_jobs=min(len(rates), os.cpu_count() or 1),
+        ledger=Ledger(ledger),
+        n_jobs=int(os.environ.get("JOBS", "1")),
         progress=print,
     ).fit(dataset.x_train, dataset.y_train)
     chosen = search.best_params_.get("training.learning_rate", own)
     accuracy = search.score(dataset.x_test, dataset.y_test)
     add_fashion(f"search, chose {chosen:.3g}", accuracy, search.plan_.describe())
+    ledger.unlink()
 
 
 def fashion_recipe() -> None:
