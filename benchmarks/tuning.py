@@ -10,6 +10,7 @@ runs, configurations and noisy scores as `PrivateSearch` does. A few whole searc
 a grid that was chosen for free, with all of epsilon in one run.
 *fashion*: one whole search on Fashion-MNIST at a total epsilon of 3, learning rates over three
 decades; *fashion-recipe*: one run of the hand-tuned recipe. Each call adds a row.
+The environment variable JOBS sets how many runs or splits are computed at a time.
 """
 
 import os
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.datasets import load_svmlight_file
 
-from tacit import datasets
+from tacit import Ledger, datasets
 from tacit.experiments import Recipe, RecipeClassifier
 from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.tuning import (
@@ -40,6 +41,7 @@ from tacit.tuning import (
 DELTA = 1e-6
 FASHION_DELTA = 1e-5  # that of the recipe
 SMALL = 20_000  # records
+JOBS = int(os.environ.get("JOBS", "1"))
 SHAPES = ((512, 5.0), (2048, 20.0), (8192, 40.0))
 LINEAR = '[model]\nkind = "linear"\n[training]\nmomentum = 0.0\naverage = 0.0'
 GRID = [
@@ -178,7 +180,8 @@ def all_tables() -> Iterator[tuple[str, tables.Table, bool]]:
 def tables_at_one(repeats: int = 9) -> None:
     """Report, for every table, a search at epsilon 1 against the best of a free grid.
 
-    Small tables get four times as many splits, because there one split says little.
+    Small tables get four times as many splits, because there one split says little. The page is
+    written as soon as every table has a split, and again after each further split.
     """
     every = list(all_tables())
     work = [
@@ -186,15 +189,16 @@ def tables_at_one(repeats: int = 9) -> None:
         for i, (_, table, _) in enumerate(every)
         for seed in range(repeats * (4 if len(table.y) < SMALL else 1))
     ]
-    work.sort(key=lambda item: -len(every[item[0]][1].y))
-    pool = Parallel(n_jobs=min(16, os.cpu_count() or 1), return_as="generator_unordered")
+    work.sort(key=lambda item: (item[1], len(every[item[0]][1].y)))
+    pool = Parallel(n_jobs=JOBS, return_as="generator_unordered")
     found: dict[tuple[str, int], list[list[float]]] = {(n, len(t.y)): [] for n, t, _ in every}
     for i, scores in pool(
         delayed(one_table)(i, every[i][1], every[i][2], seed) for i, seed in work
     ):
         found[every[i][0], len(every[i][1].y)].append(scores)
         print(every[i][0], scores, flush=True)
-    report_tables(found)
+        if all(found.values()):
+            report_tables(found)
 
 
 def report_tables(found: dict[tuple[str, int], list[list[float]]]) -> None:
@@ -238,8 +242,12 @@ def one_table(i: int, table: tables.Table, has_classes: bool, seed: int) -> tupl
 
 
 def fashion_search() -> None:
-    """Add one whole search on Fashion-MNIST, learning rates over three decades, to the results."""
+    """Add one whole search on Fashion-MNIST, learning rates over three decades, to the results.
+
+    A search that was killed is continued.
+    """
     recipe, dataset = fashion_task()
+    ledger = results.RESULTS / "tuning_fashion.ledger"
     own = recipe.training.learning_rate
     rates = [float(own * 10**k) for k in np.linspace(-1.5, 1.5, 7)]
     search = PrivateSearch(
@@ -249,12 +257,14 @@ def fashion_search() -> None:
         delta=FASHION_DELTA,
         holdout=0.1,
         n_records=dataset.n_records,
-        n_jobs=min(len(rates), os.cpu_count() or 1),
+        ledger=Ledger(ledger),
+        n_jobs=JOBS,
         progress=print,
     ).fit(dataset.x_train, dataset.y_train)
     chosen = search.best_params_.get("training.learning_rate", own)
     accuracy = search.score(dataset.x_test, dataset.y_test)
     add_fashion(f"search, chose {chosen:.3g}", accuracy, search.plan_.describe())
+    ledger.unlink()
 
 
 def fashion_recipe() -> None:

@@ -7,7 +7,7 @@ one Gaussian), so that equal mechanisms written differently get the same price.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -48,6 +48,11 @@ def only_release(event: Event) -> Event | None:
     return next(iter(counts)) if sum(counts.values()) == 1 else None
 
 
+def releases(event: Event) -> Iterable[Event]:
+    """Return the different releases in the tree `event`, in order of appearance."""
+    return _flattened(event).keys()
+
+
 def _flattened(event: Event) -> _Counts:
     """Return what `flatten` does, from memory if this very object was flattened just before."""
     global _recent
@@ -80,6 +85,9 @@ def _flattened(event: Event) -> _Counts:
 
 
 def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
+    is_sample = isinstance(node, ev.PoissonSampled) and 0 < node.rate < 1
+    if is_sample and isinstance(node.event, ev.Gaussian):  # the most frequent case
+        return {node: 1}
     if isinstance(node, ev.PoissonSampled | ev.TruncatedPoissonSampled) and node.rate == 0:
         return {}
     # A neighbor may hold one record more than `n_records`, and all of them may be drawn.

@@ -163,6 +163,23 @@ class Family:
         draft = _Draft(self, epsilon, log_target, (other.index, other.window))
         return Contours(draft, self) if draft.is_light else None
 
+    def log_delta_if_added(self, epsilon: float, index: int) -> float:
+        """Bound log delta(epsilon) for adding the record whose removal this family describes.
+
+        It is a Chernoff bound at orders near that with this `index`, from the grids of this family;
+        0, which says nothing, if there are other laws than those of Gaussian noise.
+        """
+        near = slice(max(index - 2, 0), index + 5)
+        orders, log_m = ORDERS[near], np.zeros(len(ORDERS[near]))
+        for model, count in zip(self.models, self.counts, strict=True):
+            if isinstance(model, PlainModel):
+                log_m += count * model.moments(near).upper[near]
+            elif isinstance(model, SmoothModel) and (model.law.a, model.law.b) == (1, 0):
+                log_m += count * model.log_moments_if_added(orders)
+            else:
+                return 0.0
+        return min(float((log_m + LOG_CONSTANT[near] - orders * epsilon).min()) + 1e-12, 0.0)
+
     def smoothed(
         self, epsilon: float, log_target: float, large: LargeLosses | None, *, width: float
     ) -> "Contours":
@@ -286,14 +303,16 @@ class Contour:
         factors = [law.factor(draft.step, draft.size) for law in draft.tilted]
         counts = draft.family.counts
         product, error = _product(factors, counts)
-        z = self.order + 1j * self.t
+        self.z = np.empty(draft.size, np.complex128)
+        self.z.real, self.z.imag = self.order, self.t
         product[0] *= 0.5
         product *= draft.step / math.pi
-        poles = z * (z + 1)
+        self.poles = poles = self.z * (self.z + 1)
         weights = product / poles
         self.weights = np.stack((weights.real, weights.imag))  # of cos(t epsilon), sin(t epsilon)
         sizes = np.abs(weights)
-        self.error = float((error / np.abs(poles)).sum()) * (draft.step / math.pi)
+        self.pole_sizes = np.abs(poles)
+        self.error = float((error / self.pole_sizes).sum()) * (draft.step / math.pi)
         self.error += math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
         self.phase_error = 2 * ROUND * dot(sizes, self.t)
@@ -309,12 +328,11 @@ class Contour:
         # Aliases, the terms k != 0 of the Poisson sum, come from below and from above.
         ratio = math.exp(-self.order * draft.window)
         self.below = ratio / (1 - ratio)
-        upper = draft.family.moments.upper
-        higher = np.flatnonzero(np.isfinite(upper))
-        higher = higher[higher > draft.index]
+        higher = slice(draft.index + 1, None)
+        upper = draft.family.moments.upper[higher]  # infinite where it is not known
         self.higher = ORDERS[higher]
         shrink = (self.order - self.higher) * draft.window
-        self.log_above = upper[higher] + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
+        self.log_above = upper + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
         tilts = list(zip(counts, draft.tilts, strict=True))
         self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
         self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
@@ -339,6 +357,51 @@ class Contour:
             eta = self.smoothing
             lower -= eta**2 * math.exp(eta**2 / 8) * scale * max(density, 0.0) * (1 + relative)
         return Bracket.of_delta(lower, value + both)
+
+
+def bound_along(
+    other: Contours, direction: Direction, epsilon: float, *, log_removed: float
+) -> float:
+    """Return an upper bound on delta(epsilon) of `direction` from the line and nodes of `other`.
+
+    As aliases are not negative, the trapezoid sum is itself an upper bound, up to rounding and
+    truncation. So no moments are needed elsewhere. The bound is 1 unless all moments are series.
+    """
+    t, z, poles = other.contour.t, other.contour.z, other.contour.poles
+    far, spread = float(t[-1]), _normal_spread(direction)
+    log_each = log_removed - math.log(direction.steps)
+    log, log_tail, removed = np.zeros(len(z), np.complex128), -math.log(math.pi * far), 0.0
+    growth = 8 * ROUND * (1 + t * epsilon)
+    for law, count in direction.parts:
+        model = _model(law, log_each, count, spread)
+        if isinstance(model, PlainModel):
+            one, error = 0.5 * model.square * poles, np.array(0.0)
+            log_tail -= 0.5 * count * model.square * far * far
+        elif isinstance(model, SeriesModel):
+            one, error = model.along(z)
+            if not error[0] < 0.5:
+                return 1.0
+            moment = Tilt(other.order, float(one[0].real + error[0]), 2 * float(error[0]))
+            log_tail += count * model.tilt(moment).log_decay(far, count)
+        else:
+            return 1.0
+        log += count * one
+        growth += count * (np.log1p(error) + 8 * ROUND * np.abs(one))
+        removed += count * model.removed
+    shift = float(log[0].real)
+    exponent = shift - other.order * epsilon
+    if not exponent < 600.0:
+        return 1.0
+    log.real -= shift
+    log.imag -= t * epsilon
+    weights = np.exp(log) / poles
+    weights[0] *= 0.5
+    sizes = np.abs(weights)
+    found = float(weights.real.sum()) + dot(sizes, np.expm1(np.minimum(growth, 700.0)))
+    found += float(sizes.sum()) * (8 + len(sizes)) * ROUND
+    found = 2 / other.window * found + math.exp(log_tail + float(growth[0]))
+    relative = 8 * ROUND * (2 + abs(shift) + other.order * epsilon)
+    return math.exp(exponent) * max(found, 0.0) * (1 + relative) + removed
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND, log_mixture_at
-from tacit.accounting.pld.contour import Contours, Family
+from tacit.accounting.pld.contour import Contours, Family, bound_along
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import (
@@ -211,6 +212,8 @@ class DirectionPrice:
         other = None if self.opposite is None else self.opposite.curves[-1:]
         if not other or not isinstance(other[0], Contours) or other[0].is_smoothed:
             return False
+        if self._is_cheaper_at_a_glance(other[0], floor, delta):
+            return True
         log_target = math.log(delta) + math.log(_CHECK)
         family = Family.of(
             self.direction,
@@ -222,6 +225,28 @@ class DirectionPrice:
             return True
         curve = family.along(other[0], floor, log_target)
         return curve is not None and curve.delta(floor).upper <= delta
+
+    def _is_cheaper_at_a_glance(self, other: Contours, floor: float, delta: float) -> bool:
+        """Return whether the moments that the opposite direction has computed prove it."""
+        family = None if self.opposite is None else self.opposite.family
+        if family is None:
+            return False
+        if family.has_series:
+            log_removed = math.log(delta) + math.log(self.tolerance / 8)
+            return bound_along(other, self.direction, floor, log_removed=log_removed) <= delta
+        if not self._adds_what_is_removed():
+            return False
+        return family.log_delta_if_added(floor, other.index) <= math.log(delta)
+
+    def _adds_what_is_removed(self) -> bool:
+        """Return whether this direction adds the record that the opposite one removes."""
+        if self.opposite is None:
+            return False
+        removed = {
+            replace(law, a=law.b, b=law.a) if isinstance(law, Sampled) else law: count
+            for law, count in self.opposite.direction.parts
+        }
+        return dict(self.direction.parts) == removed
 
     def _mixture_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         return answer.intersection(mixture_epsilon(self.direction, delta, floor))

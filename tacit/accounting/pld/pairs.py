@@ -86,7 +86,9 @@ def directions(
     `pair_of` gives the laws of the loss of each part of `event`; they may only bound its price from
     above. The default, `pair`, is exact if it can be.
     """
-    found = (both_orders(one, relation, pair_of or pair) for one in neighbors(event, relation))
+    found = [both_orders(one, relation, pair_of or pair) for one in neighbors(event, relation)]
+    if len(found) == 1:
+        return found[0]
     return tuple(dict.fromkeys(order for orders in found for order in orders))
 
 

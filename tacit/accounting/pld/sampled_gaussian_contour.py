@@ -280,6 +280,30 @@ class SmoothModel(NormalSample):
         beyond = np.where(rate > 1.0, end + math.log(1 + self.step), math.inf)
         return np.logaddexp(inside, beyond)
 
+    def log_moments_if_added(self, orders: Floats) -> Floats:
+        """Bound the log moments of the loss if the record is added, on the grid for its removal.
+
+        They are the logs of E_Q[g^-order], g = P / Q >= 1 - q, so g^-order is at most `most`. The
+        nodes give the mean of chi (g^-order - 1). Its quadrature errs as that of `_strip`, because
+        on the line y + i s, |g| is at least cos(s / (2 sigma)) times its real value. What the cut
+        and the ends of the grid leave out adds at most `most` times its mass.
+        """
+        assert (self.law.a, self.law.b) == (1, 0)
+        nodes, loss = self.nodes, self.loss
+        mass = np.exp(nodes.log_mass - loss)
+        growth = np.expm1(np.multiply.outer(-orders, loss))  # (orders, nodes)
+        relative = nodes.mass_error + 2 * nodes.loss_error + (16 + len(loss)) * ROUND
+        total = growth @ mass
+        total += np.abs(growth) @ (mass * relative)
+        total += orders * ((1 + growth) @ (mass * nodes.loss_error))
+        log_most = -orders * math.log1p(-self.rate)
+        s = 0.97 * min(4.0, math.pi * self.sigma) * _STRIP
+        flat = 0.5 * self.curve * s**2 + math.log(4) - _log_expm1(2 * math.pi * s / self.step)
+        lifted = flat[:, None] - np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
+        logs = np.minimum(lifted.min(axis=0) + log_most, 200.0)
+        total += np.exp(logs) + (self.removed + 1e-30) * np.exp(np.minimum(log_most, 200.0))
+        return np.log1p(np.maximum(total, 1e-15 - 1.0)) * (1 + 1e-12) + 1e-18
+
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
         return TiltedSmooth(self, tilt)
 

@@ -72,28 +72,48 @@ class Cells(NamedTuple):
     log_size: Floats  # log of the largest |x|
 
 
-class SeriesModel:
-    """Loss of normal noise on a Poisson sample (protocol `LossModel`), by a series of `n_terms`."""
+class Expansion:
+    """What the series of `n_terms` has in common if a record is removed and if it is added."""
 
-    def __init__(self, law: Sampled, n_terms: int, cut: float) -> None:
-        assert isinstance(law.noise, Normal)
-        self.law, self.cut, self.n_terms = law, cut, n_terms
-        self.sigma, self.rate = law.noise.sigma, law.rate
-        h = math.expm1(1 / self.sigma**2)
-        self.variance = self.rate**2 * h
-        k = np.arange(n_terms)
-        powers = self.rate**k
-        self.coefficients: Floats = (powers * _central_moments(h)[:n_terms])[2:]
-        log_moment = 0.5 * k * (k - 1) / self.sigma**2
-        self.lost: Floats = powers * np.exp(log_moment) * ndtr(k / self.sigma - cut) * (1 + 1e-12)
+    def __init__(self, rate: float, sigma: float, n_terms: int, cut: float) -> None:
+        self.rate, self.sigma, self.n_terms, self.cut = rate, sigma, n_terms, cut
+        self.k = np.arange(n_terms, dtype=float)
+        powers = rate**self.k
+        self.variance = rate**2 * math.expm1(1 / sigma**2)
+        moments = _central_moments(math.expm1(1 / sigma**2))
+        self.coefficients: Floats = (powers * moments[:n_terms])[2:]
+        log_moment = 0.5 * self.k * (self.k - 1) / sigma**2
+        self.lost: Floats = powers * np.exp(log_moment) * ndtr(self.k / sigma - cut) * (1 + 1e-12)
         self.weights: Floats = self.lost[1:].copy()
         self.weights[1:] += (_UNITS * ROUND) * self.coefficients
-        weight = law.a * law.rate
-        above = (1 - weight) * ndtr(-cut) + weight * ndtr(1 / self.sigma - cut)
-        self.removed = float(above) * (1 + 1e-12)
         self.cells = self._cells()
-        self.log_weight: Floats = np.full(len(ORDERS), math.inf)  # of the remainder
+        self.log_remainders: Floats = self.cells.log_mass + n_terms * self.cells.log_size
+        self.log_remainder = float(log_sum_exp(self.log_remainders))
+
+    def _cells(self) -> Cells:
+        y = _STEP * np.arange(_LEFT / _STEP, self.cut / _STEP + 0.5)
+        u = (y - 0.5 / self.sigma) / self.sigma
+        x = np.concatenate(([-self.rate], self.rate * np.expm1(u)))
+        # Differences of the nearer tail keep their digits; 0 is the end of a cell.
+        below = np.concatenate(([0.0], ndtr(-np.abs(y))))
+        mass = np.abs(below[1:] - below[:-1]) * (1 + 1e-9) + 1e-300
+        logs, p = np.log1p(x), (x + self.rate) / (1 + x)
+        absolute = np.abs(x)
+        size = np.maximum(absolute[1:], absolute[:-1]) * (1 + 1e-12)
+        return Cells(np.log(mass), logs[:-1], logs[1:], p[:-1], p[1:], np.log(size))
+
+
+class SeriesModel:
+    """Loss of normal noise on a Poisson sample (protocol `LossModel`), by a series."""
+
+    def __init__(self, law: Sampled, expansion: Expansion) -> None:
+        self.law, self.expansion = law, expansion
+        self.variance = expansion.variance
+        weight, cut = law.a * law.rate, expansion.cut
+        above = (1 - weight) * ndtr(-cut) + weight * ndtr(1 / expansion.sigma - cut)
+        self.removed = float(above) * (1 + 1e-12)
         self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
+        self.known_weights: dict[float, float] = {}  # of orders
 
     @staticmethod
     def fitting(
@@ -111,19 +131,8 @@ class SeriesModel:
         n_terms, log_size = _best_number(law.rate * (_REACH / spread + 1), sigma)
         if log_size + math.log(steps) > _LOG_SMALL:
             return None
-        cut = law.a / sigma + math.sqrt(max(-2 * log_removed, 1.0))
+        cut = 1 / sigma + math.sqrt(max(-2 * log_removed, 1.0))
         return _series_model(law, n_terms, _STEP * math.ceil(cut / _STEP))
-
-    def _cells(self) -> Cells:
-        y = _STEP * np.arange(_LEFT / _STEP, self.cut / _STEP + 0.5)
-        u = (y - 0.5 / self.sigma) / self.sigma
-        x = np.concatenate(([-self.rate], self.rate * np.expm1(u)))
-        # Differences of the nearer tail keep their digits; 0 is the end of a cell.
-        below = np.concatenate(([0.0], ndtr(-np.abs(y))))
-        mass = np.abs(np.diff(below)) * (1 + 1e-9) + 1e-300
-        logs, p = np.log1p(x), (x + self.rate) / (1 + x)
-        size = np.maximum(np.abs(x[1:]), np.abs(x[:-1])) * (1 + 1e-12)
-        return Cells(np.log(mass), logs[:-1], logs[1:], p[:-1], p[1:], np.log(size))
 
     def power(self, order: Floats | float) -> Floats | float:
         """Return the real part of w, the power of 1 + x whose mean is the moment M(order + i t)."""
@@ -134,17 +143,19 @@ class SeriesModel:
 
         The errors are those of rounding and of the cut, without the remainder.
         """
-        k = np.arange(self.n_terms)[:, None]
+        expansion = self.expansion
+        k = expansion.k[:, None]
         factors = z - (k - 1) if self.law.a else -z - k  # w - k, rounded once
-        binomials = np.cumprod(factors / (k + 1), axis=0)  # (terms, orders)
+        factors /= k + 1
+        binomials = np.multiply.accumulate(factors, axis=0)  # (terms, orders)
         sizes = np.abs(binomials)
         # As real numbers: a product of complex ones would start threads (see `product`).
-        excess = (self.coefficients @ binomials[1:-1].view(np.float64)).view(np.complex128)
+        excess = (expansion.coefficients @ binomials[1:-1].view(np.float64)).view(np.complex128)
         return excess, self.error(sizes), sizes[-1]
 
     def error(self, sizes: Floats) -> Floats:
         """Bound the errors of rounding and of the cut, given all |binomial(w, k)|, k >= 1."""
-        return self.lost[0] + self.weights @ sizes[:-1]
+        return self.expansion.lost[0] + self.expansion.weights @ sizes[:-1]
 
     def moments(self, used: slice) -> Cumulants:
         key = used.start, used.stop
@@ -153,34 +164,47 @@ class SeriesModel:
         return self.known_moments[key]
 
     def _moments(self, used: slice) -> Cumulants:
-        orders = ORDERS[used]
-        self.log_weight[used] = self._log_weights(orders)
-        points: Complexes = np.concatenate(
-            (orders, orders * (1 + _NUDGE * 1j)), dtype=np.complex128
-        )
+        orders, size = ORDERS[used], used.stop - used.start
+        points = np.empty(2 * size, np.complex128)
+        points[:size], points[size:] = orders, orders * (1 + _NUDGE * 1j)
         excess, error, last = self.series(points)
-        size = len(orders)
-        moment = np.maximum(1 + excess.real[:size], 1e-300)
-        error = error[:size] + last[:size] * np.exp(np.minimum(self.log_weight[used], 600.0))
-        log_m = np.log1p(np.maximum(excess.real[:size], 1e-15 - 1.0))
+        growth = excess.real[:size]
+        moment = np.maximum(1 + growth, 1e-300)
+        log_weights = self._log_weights(orders)
+        self.known_weights.update(zip(orders.tolist(), log_weights.tolist(), strict=True))
+        error = error[:size] + last[:size] * np.exp(np.minimum(log_weights, 600.0))
+        log_m = np.log1p(np.maximum(growth, 1e-15 - 1.0))
         error = error / moment + 4 * ROUND * np.abs(log_m)
         near, nudge = log1p(excess[size:]), _NUDGE * orders
         mean, variance = near.imag / nudge, 2 * (log_m - near.real) / nudge**2
         return Cumulants.on(used, log_m + error, 2 * error, mean, variance)
 
+    def log_weight(self, order: float) -> float:
+        """Bound the log of E[|x|^K max(1, (1 + x)^(Re w - K))]."""
+        if order not in self.known_weights:
+            self.known_weights[order] = float(self._log_weights(np.array([order]))[0])
+        return self.known_weights[order]
+
     def _log_weights(self, orders: Floats) -> Floats:
-        """Bound the log of E[|x|^K max(1, (1 + x)^(Re w - K))] at each order.
+        """Bound the same at each order; `orders` increase.
 
         A negative power of 1 + x is largest where x is least, at -q.
         """
-        cells, power = self.cells, np.asarray(self.power(orders) - self.n_terms)
-        fixed = cells.log_mass + self.n_terms * cells.log_size
-        logs = float(log_sum_exp(fixed)) + np.minimum(power, 0.0) * math.log1p(-self.rate)
-        rises = power > 0
-        if rises.any():
-            rise = np.multiply.outer(power[rises], np.maximum(cells.log_right, 0.0))
-            logs[rises] = log_sum_exp(rise + fixed)
-        return logs + 1e-9
+        expansion = self.expansion
+        power = np.asarray(self.power(orders) - expansion.n_terms)
+        lowest = expansion.log_remainder + np.minimum(power, 0.0) * math.log1p(-expansion.rate)
+        if power[-1] > 0:
+            first = int(np.searchsorted(power, 0.0, "right"))
+            rise = np.multiply.outer(power[first:], np.maximum(expansion.cells.log_right, 0.0))
+            lowest[first:] = log_sum_exp(rise + expansion.log_remainders)
+        return lowest + 1e-9
+
+    def along(self, z: Complexes) -> tuple[Complexes, Floats]:
+        """Return log M(z) and its error at nodes z on a line Re z = order; the first is real."""
+        excess, error, last = self.series(z)
+        error += last * math.exp(min(self.log_weight(float(z[0].real)), 600.0))
+        log = log1p(excess)
+        return log, error * np.exp(-log.real) + 4 * ROUND * np.abs(log)
 
     def tilt(self, tilt: Tilt) -> "TiltedSeries":
         return TiltedSeries(self, tilt)
@@ -192,19 +216,19 @@ class TiltedSeries:
     def __init__(self, base: SeriesModel, tilt: Tilt) -> None:
         self.base = base
         self.order = tilt.order
-        self.log_weight = float(base.log_weight[np.searchsorted(ORDERS, tilt.order)])
-        cells, power = base.cells, float(base.power(tilt.order))
+        cells, power = base.expansion.cells, float(base.power(tilt.order))
         # (1 + x)^power is least at the left end of a cell if it rises.
         low, high = (cells.log_left, cells.log_right)[:: 1 if base.law.a else -1]
-        least = np.exp(cells.log_mass + power * low - tilt.log_moment)
-        most = np.exp(cells.log_mass + power * high - tilt.log_moment + tilt.error)
+        log_mass = cells.log_mass - tilt.log_moment
+        least = np.exp(log_mass + power * low)
+        most = np.exp(log_mass + (power * high + tilt.error))
         self.mean_p = float(least @ cells.p_left) * (1 - 1e-8)
         self.square_p = float(most @ cells.p_right**2) * (1 + 1e-8)
-        last = power * float(cells.log_right[-1]) - 0.5 * base.cut**2
+        last = power * float(cells.log_right[-1]) - 0.5 * base.expansion.cut**2
         self.log_edge = last - tilt.log_moment + tilt.error
 
     def log_decay(self, t: float, _count: int) -> float:
-        sigma, order = self.base.sigma, self.order * self.base.law.b
+        sigma, order = self.base.expansion.sigma, self.order * self.base.law.b
         # The best s, if tau were t s / sigma.
         s = t * self.mean_p / sigma / (1 + t * t * self.square_p / sigma**2 + order * self.mean_p)
         s = min(s, 0.5 * sigma)
@@ -218,19 +242,17 @@ class TiltedSeries:
         return min(0.5 * s * s + math.log1p(max(mean, 1e-15 - 1.0) + edge), 0.0)
 
     def lay_nodes(self, t: float, log_error: float) -> int:
-        k = np.arange(self.base.n_terms)
+        k = self.base.expansion.k
         power = float(self.base.power(self.order))
-        sizes = np.asarray(np.cumprod(np.hypot(power - k, t) / (k + 1)), np.float64)
+        sizes = np.multiply.accumulate(np.hypot(power - k, t) / (k + 1))
         error = float(self.base.error(sizes))
-        error += float(sizes[-1]) * math.exp(min(self.log_weight, 600.0))
+        error += float(sizes[-1]) * math.exp(min(self.base.log_weight(self.order), 600.0))
         return 0 if error <= math.exp(log_error) else _TOO_MANY
 
     def factor(self, step: float, size: int) -> Factor:
-        z = np.asarray(self.order + 1j * (step * np.arange(size, dtype=float)), np.complex128)
-        excess, error, last = self.base.series(z)
-        error += last * math.exp(min(self.log_weight, 600.0))
-        log = log1p(excess)
-        relative = error * np.exp(-log.real) + 4 * ROUND * np.abs(log)
+        z = np.empty(size, np.complex128)
+        z.real, z.imag = self.order, step * np.arange(size, dtype=float)
+        log, relative = self.base.along(z)
         first = min(float(relative[0]), 0.5)  # a larger one certifies nothing: see below
         wrong = (relative + first) / (1 - first)
         return Factor(log - log[0], wrong if first < 0.5 else np.full(size, math.inf))
@@ -239,7 +261,11 @@ class TiltedSeries:
 @lru_cache(maxsize=16)
 def _series_model(law: Sampled, n_terms: int, cut: float) -> SeriesModel:
     """Return a model that other numbers of steps may share; its moments are computed once."""
-    return SeriesModel(law, n_terms, cut)
+    assert isinstance(law.noise, Normal)
+    return SeriesModel(law, _expansion(law.rate, law.noise.sigma, n_terms, cut))
+
+
+_expansion = lru_cache(maxsize=16)(Expansion)
 
 
 @lru_cache(maxsize=16)

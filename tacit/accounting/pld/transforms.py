@@ -26,6 +26,13 @@ LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
 """log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
 maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
 
+_INVERSE_GAPS = np.full((len(ORDERS), len(ORDERS)), math.inf)
+"""1 / (other order - order) for each order (rows) and other order, infinite if it is not higher."""
+_upper = np.triu_indices(len(ORDERS), 1)
+_INVERSE_GAPS[_upper] = 1 / (ORDERS[_upper[1]] - ORDERS[_upper[0]])
+_NOTHING_KNOWN = np.full((4, len(ORDERS)), math.inf)  # columns of `Cumulants`
+_NOTHING_KNOWN[3] = 1e-100
+
 
 class Cumulants(NamedTuple):
     """Bounds on the log moments of a loss, log M(order) = log E_P[exp(order * loss)], at `ORDERS`.
@@ -43,14 +50,9 @@ class Cumulants(NamedTuple):
         orders: slice, upper: Floats, error: Floats, mean: Floats, variance: Floats
     ) -> "Cumulants":
         """Return the table with these columns at a range of `ORDERS`, and no bound elsewhere."""
-        table = np.full((4, len(ORDERS)), math.inf)
-        table[0, orders], table[1, orders] = upper, error
-        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
-            mean[0],
-            mean,
-            mean[-1],
-        )
-        table[3], table[3, orders] = 1e-100, np.maximum(variance, 1e-100)
+        table = _NOTHING_KNOWN.copy()
+        table[:, orders] = upper, error, mean, np.maximum(variance, 1e-100)
+        table[2, : orders.start], table[2, orders.stop :] = mean[0], mean[-1]
         return Cumulants(*table)
 
     def epsilon_bound(self, delta: float) -> float:
@@ -94,22 +96,26 @@ class Cumulants(NamedTuple):
         a smoothing limits it, falls with the standard deviation of the weighted loss. An integrand
         far above the result is avoided, because it amplifies rounding.
         """
-        known = np.flatnonzero(np.isfinite(self.upper))
-        orders, upper, constant = ORDERS[known], self.upper[known], LOG_CONSTANT[known]
-        above = np.maximum(upper + constant - orders * epsilon - log_target + 1, 1.0)
-        gap = orders[None, :] - orders[:, None]
-        with np.errstate(divide="ignore", over="ignore"):
-            needed = np.where(gap > 0, above / gap, math.inf).min(axis=1, initial=math.inf)
-            window = np.maximum(max(1 - log_target, 1.0) / orders, needed)
-            log_gain = np.maximum(upper - orders * epsilon - log_target, 1.0)
-            spread = 1.0 if is_smoothed else np.sqrt(self.variance[known])
-            extra = 0.25 * (log_gain - log_gain.min(initial=math.inf))
-            extra += 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
-            cost = window * np.sqrt(log_gain) / spread * np.exp(np.minimum(extra, 400.0))
-        if len(known) == 0:
+        finite = np.isfinite(self.upper)
+        first = int(finite.argmax())
+        known = slice(first, len(finite) - int(finite[::-1].argmax()))
+        if not finite[first]:
             raise NotCertified("no moment of the loss is known.")
-        index = int(np.argmin(cost))
-        return int(known[index]), float(window[index])
+        orders = ORDERS[known]
+        excess = self.upper[known] - orders * epsilon - log_target
+        if not finite[known].all():
+            excess[~finite[known]] = math.inf
+        above = np.maximum(excess + LOG_CONSTANT[known] + 1, 1.0)
+        needed = (above * _INVERSE_GAPS[known, known]).min(axis=1)
+        window = np.maximum(max(1 - log_target, 1.0) / orders, needed)
+        log_gain = np.maximum(excess, 1.0)
+        extra = 0.25 * (log_gain - log_gain.min())
+        extra += 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
+        cost = np.log(window * np.sqrt(log_gain)) + extra
+        if not is_smoothed:
+            cost -= 0.5 * np.log(self.variance[known])
+        index = int(cost.argmin())
+        return first + index, float(window[index])
 
 
 def useful_orders(spread: float) -> slice:

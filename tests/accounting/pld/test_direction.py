@@ -11,6 +11,7 @@ from tacit.accounting.pld import direction as _side
 from tacit.accounting.pld.direction import DirectionPrice as Side
 from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled
 from tacit.accounting.pld.pairs import directions
+from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
 from tacit.errors import NotCertified
 from tacit.events import Gaussian, PoissonSampled, Relation, Repeated
 
@@ -109,3 +110,60 @@ def test_no_large_lattice_is_laid_for_what_the_other_direction_settles(monkeypat
     found = PLD().bracket(event, delta=2.1529031952179906e-13)
     assert found.width < 0.03 * found.upper
     assert max(sizes, default=0) <= 1 << 13
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_glance_at_the_other_direction_never_claims_too_little(seed, monkeypatch):
+    """Both quick bounds on delta of an added record are at least its certified lower bound."""
+    rng, found = np.random.default_rng(seed), []
+
+    def spy(bound, is_log):
+        def checked(first, *args, **kwargs):
+            found.append((bound(first, *args, **kwargs), is_log))
+            return found[-1][0]
+
+        return checked
+
+    monkeypatch.setattr(_side, "bound_along", spy(_side.bound_along, is_log=False))
+    quick = spy(_side.Family.log_delta_if_added, is_log=True)
+    monkeypatch.setattr(_side.Family, "log_delta_if_added", quick)
+    compared = 0
+    while compared < 6:
+        rate, sigma = 10 ** rng.uniform(-4, -0.05), 10 ** rng.uniform(-0.3, 1.2)
+        steps, delta = int(10 ** rng.uniform(0.5, 6)), 10 ** rng.uniform(-13, -1)
+        event = Repeated(PoissonSampled(rate, Gaussian(sigma)), steps)
+        remove, add = (Side(one, tolerance=1e-7) for one in directions(event, Relation.ADD_REMOVE))
+        floor = remove.epsilon(delta).lower
+        if not 0 < floor < 50:
+            continue
+        found.clear()
+        add.epsilon(delta, floor=floor, opposite=remove)
+        for bound, is_log in found[:1]:
+            claimed = math.exp(bound) if is_log else bound
+            assert claimed >= Side(add.direction, tolerance=1e-7).delta(floor).lower * (1 - 1e-12)
+            compared += 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moments_of_an_added_record_on_the_grid_of_its_removal_are_upper_bounds(seed):
+    rng = np.random.default_rng(seed)
+    y = np.linspace(-38, 38, 200_001)
+    for _ in range(12):
+        rate, sigma = 10 ** rng.uniform(-5, -0.05), 10 ** rng.uniform(-0.4, 1.3)
+        orders = np.sort(2 ** rng.uniform(-2, 8, 4))
+        law = Sampled(Normal(sigma), rate, 1, 0)
+        model = SmoothModel.cut_lightly(law, rng.uniform(-60, -20))
+        loss = np.log1p(rate * np.expm1(np.minimum((y - 0.5 / sigma) / sigma, 300.0)))
+        density = np.exp(-0.5 * y * y) / math.sqrt(2 * math.pi) * (y[1] - y[0])
+        exact = np.log1p(np.expm1(np.multiply.outer(-orders, loss)) @ density)
+        assert (model.log_moments_if_added(orders) >= exact * (1 - 1e-9) - 1e-13).all()
+
+
+def test_only_the_same_record_added_is_compared_with_its_removal():
+    run = Repeated(PoissonSampled(0.02, Gaussian(1.5)), 100)
+    other = Repeated(PoissonSampled(0.03, Gaussian(1.5)), 100)
+    remove, add = (Side(one, tolerance=1e-7) for one in directions(run, Relation.ADD_REMOVE))
+    add.opposite = remove
+    assert add._adds_what_is_removed()
+    add.opposite = Side(directions(other, Relation.ADD_REMOVE)[0], tolerance=1e-7)
+    assert not add._adds_what_is_removed()

@@ -29,8 +29,8 @@ def model_of(rate: float, sigma: float, steps: int, side: tuple[int, int]) -> Se
 
 def moment(model: SeriesModel, z: complex) -> complex:
     """Return E[exp(z loss)] up to the cut, by a trapezoid sum that is exact in floating point."""
-    y = np.arange(-16.0, model.cut, 1 / 64)
-    log_g = np.log1p(model.rate * np.expm1((y - 0.5 / model.sigma) / model.sigma))
+    y = np.arange(-16.0, model.expansion.cut, 1 / 64)
+    log_g = np.log1p(model.expansion.rate * np.expm1((y - 0.5 / model.expansion.sigma) / model.expansion.sigma))
     w = 1 + z if model.law.a else -z
     return complex(np.sum(np.exp(w * log_g - 0.5 * y * y)) / 64 / math.sqrt(2 * math.pi))
 
@@ -131,11 +131,11 @@ def test_both_ways_to_integrate_agree(monkeypatch):
 def test_the_remainder_is_below_its_bound(setting, side):
     """Against a fine sum of |x|^K max(1, (1 + x)^(Re w - K)), at low and high orders."""
     model = model_of(*setting, side)
-    y = np.arange(-16.0, model.cut, 1 / 64)
-    x = model.rate * np.expm1((y - 0.5 / model.sigma) / model.sigma)
+    y = np.arange(-16.0, model.expansion.cut, 1 / 64)
+    x = model.expansion.rate * np.expm1((y - 0.5 / model.expansion.sigma) / model.expansion.sigma)
     density = np.exp(-0.5 * y * y) / 64 / math.sqrt(2 * math.pi)
     for order in (0.01, 1.0, 20.0, 200.0):
-        power = model.power(order) - model.n_terms
-        worst = np.abs(x) ** model.n_terms * np.maximum(1.0, (1 + x) ** power)
+        power = model.power(order) - model.expansion.n_terms
+        worst = np.abs(x) ** model.expansion.n_terms * np.maximum(1.0, (1 + x) ** power)
         bound = float(model._log_weights(np.array([order]))[0])
         assert math.log(worst @ density) <= bound
