@@ -74,6 +74,8 @@ def _points(step: float, low: float, high: float) -> tuple[int, Floats]:
     first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1  # room for rounding
     if last - first > _MOST_POINTS:
         raise NotCertified("the losses span too many grid points.")
+    if max(abs(first), abs(last)) > 2**52:
+        raise NotCertified("the losses are too large for floats to tell grid points apart.")
     return first, step * np.arange(first, last + 1, dtype=float)
 
 

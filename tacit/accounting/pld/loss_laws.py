@@ -205,6 +205,11 @@ class Discrete:
     vanishing: float = 0.0
     blur: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not self.losses:  # every outcome is impossible under P or under Q
+            for name in ("losses", "p", "q"):
+                object.__setattr__(self, name, (0.0,))
+
     @property
     def largest_loss(self) -> float:
         return self.losses[-1]
@@ -319,7 +324,7 @@ class MixedNormals:
         s, w = np.array(self.shifts), np.array(self.weights)
         logs = (np.multiply.outer(x, s) - 0.5 * s * s) / self.sigma**2
         share = np.exp(logs - logs.max(axis=-1)[..., None]) * w
-        return np.maximum(share @ s / share.sum(axis=-1), 1e-300) / self.sigma**2
+        return np.maximum(share @ s / share.sum(axis=-1) / self.sigma**2, 1e-300)
 
 
 @dataclass(frozen=True)

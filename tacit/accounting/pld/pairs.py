@@ -326,7 +326,9 @@ def _truncation(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[
 
 
 def _atoms(loss: Floats, p: Floats, q: Floats, infinite: float = 0.0) -> Discrete:
-    return Discrete(tuple(loss.tolist()), tuple(p.tolist()), tuple(q.tolist()), infinite)
+    some = p > 0  # other probabilities are below all floats
+    losses, p_some, q_some = (tuple(values[some].tolist()) for values in (loss, p, q))
+    return Discrete(losses, p_some, q_some, infinite)
 
 
 def _joins_by_replacing(inner: Event, rate: float) -> tuple[Law, Law]:
@@ -374,7 +376,8 @@ def _(event: ev.SampledWithReplacement, relation: Relation) -> tuple[Law, Law]:
             "PLD prices sampling with replacement for Gaussian noise under zero_out. Use RDP."
         )
     counts, weights = binomial_weights(draws, 1 / event.n_records)
-    return pair(ev.GaussianMixture(inner.noise_multiplier, counts, weights), relation)
+    drawn = ev.GaussianMixture(inner.noise_multiplier, counts, weights)
+    return pair(next(iter(flatten(drawn))), relation)
 
 
 @pair.register
@@ -471,7 +474,7 @@ def _collect(outcomes: list[_Outcome], infinite: float = 0.0, vanishing: float =
     """Return the law of outcomes (loss, P-mass, Q-mass); without P-mass they are `vanishing`."""
     kept = sorted(outcome for outcome in outcomes if outcome[1] > 0)
     vanishing += math.fsum(q for _, p, q in outcomes if not p > 0)
-    losses, p, q = zip(*kept, strict=True) if kept else ((0.0,), (0.0,), (0.0,))
+    losses, p, q = zip(*kept, strict=True) if kept else ((), (), ())
     return Discrete(losses, p, q, infinite, vanishing)
 
 
@@ -491,6 +494,8 @@ def _sampled_remove(law: Discrete, rate: float) -> Discrete:
     With (P, Q) the pair of `law` and q the rate, it is the law of the pair ((1 - q) Q + q P, Q):
     Zhu, Dong & Wang 2022, Theorem 11.
     """
+    if rate == 1:
+        return law
     outcomes = _mixed(law, rate)
     outcomes.append((math.log1p(-rate), (1 - rate) * law.vanishing, law.vanishing))
     return _collect(outcomes, rate * law.infinite)
@@ -502,6 +507,8 @@ def _sampled_add(law: Discrete, rate: float) -> Discrete:
     With (P, Q) the pair of `law` and q the rate, it is the law of the pair (P, (1 - q) P + q Q):
     Zhu, Dong & Wang 2022, Theorem 11.
     """
+    if rate == 1:
+        return law
     outcomes = [
         (-log_mixture_at(rate, -loss), p, rate * q + (1 - rate) * p)
         for loss, p, q in zip(law.losses, law.p, law.q, strict=True)
