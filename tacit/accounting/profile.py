@@ -118,6 +118,7 @@ class Profile(NamedTuple):
         polygon through these points and the nodes is below the curve, and so is its lower hull.
         """
         some = self.t > _LOWEST  # near l = 0, rounding of delta near 1 would swamp the slope
+        some[1:] &= np.diff(np.exp(self.t)) > 0  # ratios that are the same float: one is enough
         ratio = np.append(0.0, np.exp(self.t[some]))
         low = np.maximum(np.append(1.0, self.lower[some]), np.maximum(1 - ratio, 0.0))
         low[-1] = 0.0
