@@ -185,8 +185,8 @@ def halting_probability(mean: float, shape: float) -> float:
     low, high = 1e-300, 690.0
     if math.expm1(high) / high / float(special.exprel(-shape * high)) < mean:
         raise UnsupportedEvent(
-            f"a negative binomial number of runs of mean {mean:g} and shape {shape:g} has no price: "
-            "its tail is too heavy. Choose a larger shape."
+            f"a negative binomial number of runs of mean {mean:g} and shape {shape:g} has no price,"
+            " since its tail is too heavy. Choose a larger shape."
         )
     while high - low > 1e-13 * high:
         y = (low + high) / 2
