@@ -228,3 +228,24 @@ def test_the_best_of_heavy_tailed_runs_is_priced_or_refused(shape, delta):
     check(
         ev.BestOf(ev.Gaussian(1.0), 10, Trials.NEGATIVE_BINOMIAL, shape), delta, 1.0, "add_remove"
     )
+
+
+@pytest.mark.parametrize("trials", [Trials.GEOMETRIC, Trials.POISSON])
+def test_approximate_dp_that_has_no_pair_is_priced_in_every_choice(trials):
+    run, pure = ev.ZeroConcentratedDP(0.1, 1e-7), ev.ZeroConcentratedDP(0.1)
+    mass = 10 * 1e-7
+    best = ev.BestOf(run, 10, trials)
+    found = acc.epsilon(best, delta=1e-5)
+    assert found >= acc.epsilon(ev.BestOf(pure, 10, trials), delta=1e-5)
+    assert found <= 1.01 * acc.epsilon(ev.BestOf(pure, 10, trials), delta=1e-5 - mass)
+    assert acc.epsilon(best, delta=0.99e-7) == math.inf
+    assert mass <= acc.delta(best, epsilon=math.inf) <= mass * (1 + 1e-6)
+    for choice in (ev.OneOf((run, ev.Gaussian(2.0)), (0.5, 0.5)), ev.ChosenOf((run, pure))):
+        assert 0 < acc.epsilon(choice, delta=1e-5) < acc.epsilon(ev.Repeated(run, 2), delta=1e-5)
+
+
+def test_a_renyi_curve_beside_approximate_dp_in_a_selection_is_refused_with_the_reason():
+    inner = ev.BestOf(ev.ZeroConcentratedDP(0.1, 1e-7), 2)
+    event = ev.BestOf(ev.Sequence((ev.ZeroConcentratedDP(0.1), inner)), 3)
+    with pytest.raises(UnsupportedEvent, match="together with a release that only has one"):
+        acc.epsilon(event, delta=1e-5)
