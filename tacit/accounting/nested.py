@@ -271,6 +271,7 @@ def _profiles_of(event: Event, relation: Relation) -> tuple[Profile, ...]:
     return profiles(curves_of(event, relation), _LEAST, nodes=_MANY_NODES)
 
 
+@lru_cache(maxsize=16)
 def _run_profiles(
     event: ev.BestOf, relation: Relation, delta: float, law: RunLaw
 ) -> tuple[Profile, ...]:

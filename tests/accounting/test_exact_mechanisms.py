@@ -11,6 +11,7 @@ import pytest
 
 from tacit import accounting as acc
 from tacit import events as ev
+from tacit.accounting.pld.pairs import directions
 
 
 def pure(rng):
@@ -93,3 +94,14 @@ def test_brackets_hold_the_epsilon_of_many_enumerated_mechanisms(seed):
 def test_a_bound_without_a_known_mechanism_has_no_lower_end(run, count):
     event = ev.Repeated(ev.BestOf(run, 10, ev.Trials.POISSON), count)
     assert acc.bracket(event, delta=1e-5).lower == 0
+
+
+def test_laws_on_few_losses_are_composed_by_listing_their_sums():
+    parts = ev.RandomizedResponse(0.3, 3), ev.PureDP(0.4), ev.ApproximateDP(0.2, 1e-3)
+    event = ev.Sequence((ev.Repeated(parts[0], 2), *parts[1:]))
+    (direction,) = directions(event, ev.Relation.ADD_REMOVE)
+    assert direction.steps == 1
+    found = acc.bracket(event, delta=0.01)
+    assert found.width <= 1e-9 * found.upper
+    many = directions(ev.Repeated(parts[0], 100), ev.Relation.ADD_REMOVE)[0]
+    assert many.steps == 100

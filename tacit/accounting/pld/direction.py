@@ -96,7 +96,8 @@ class DirectionPrice:
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
-        answer = self._finite_epsilon((delta - low) / (1 - low) * (1 + 4 * ROUND), floor)
+        most = (delta - low) / (1 - low) * (1 + 4 * ROUND)
+        answer = self._finite_epsilon(min(most, 1 - ROUND), floor)
         if high == 0.0:
             return answer
         if delta < high or high == 1.0:

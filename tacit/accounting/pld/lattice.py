@@ -253,7 +253,7 @@ def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
     each: list[Cumulants] = []
     for law, _ in direction.parts:
         low, high = law.span(log_removed)
-        step = max(high - low, 1e-9 * abs(high)) / 1024
+        step = max(high - low, 1e-9 * abs(high), 1e-290) / 1024
         grid = dots(law, step, low, high)
         loss = step * np.arange(grid.first, grid.first + len(grid.mass), dtype=float)
         loss, mass = loss[grid.mass > 0], grid.mass[grid.mass > 0]

@@ -195,7 +195,8 @@ class Discrete:
 
     `infinite` is the probability under P of outcomes that are impossible under Q (loss +inf),
     `vanishing` the probability under Q of outcomes that are impossible under P. `blur` is the
-    largest relative error of the probabilities, beyond a few roundings.
+    largest relative error of the probabilities, and absolute one of the losses, beyond a few
+    roundings.
     """
 
     losses: tuple[float, ...]
@@ -419,7 +420,8 @@ class OneRelease:
         loss, p = np.array(law.losses), np.array(law.p)
         value = float(p @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
         high = loss > epsilon * (1 - 8 * ROUND)
-        error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon)) + law.blur * value
+        digits = 8 * ROUND * (1 + np.abs(loss[high]) + epsilon) + law.blur
+        error = float(p[high] @ digits)
         return Bracket.of_delta(value - error, value + error)
 
     @staticmethod

@@ -49,6 +49,7 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
 _MOST_ATOMS = 11_000  # losses of a discrete noise
+_MOST_SUMS = 4096  # sums of losses that are listed one by one
 _UP, _NO_MASS = 1 + 1e-9, 1e-26
 
 PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
@@ -429,7 +430,24 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
     parts_of = tuple(merged.items())
     if len(parts_of) == 1 and isinstance(only := parts_of[0][0], Discrete):
         parts_of = (_repeated(only, parts_of[0][1]),)
-    return Direction(parts_of, *_any_infinite(infinite))
+    return Direction(_enumerated(parts_of), *_any_infinite(infinite))
+
+
+def _enumerated(parts: tuple[tuple[Law, int], ...]) -> tuple[tuple[Law, int], ...]:
+    """Return laws on few losses as one law, that of the sum of all their losses."""
+    laws = [law for law, n in parts for _ in range(min(n, 64)) if isinstance(law, Discrete)]
+    if not 1 < len(laws) == sum(n for _, n in parts):
+        return parts
+    if math.prod(len(law.losses) for law in laws) > _MOST_SUMS:
+        return parts
+    loss, p, q = np.zeros(1), np.ones(1), np.ones(1)
+    for law in laws:
+        loss = np.add.outer(loss, law.losses).ravel()
+        p, q = np.multiply.outer(p, law.p).ravel(), np.multiply.outer(q, law.q).ravel()
+    order = np.argsort(loss, kind="stable")
+    largest = math.fsum(max(map(abs, law.losses)) for law in laws)
+    blur = 4 * ROUND * len(laws) * (2 + largest) + math.fsum(law.blur for law in laws)
+    return ((replace(_atoms(loss[order], p[order], q[order]), blur=blur), 1),)
 
 
 def _repeated(law: Discrete, count: int) -> tuple[Law, int]:
