@@ -174,7 +174,7 @@ class DirectionPrice:
         lower = max(one.delta(epsilon).lower for one, _ in self.releases)
         upper = min(self._total_variation(), _Unsampled(self.direction).delta(epsilon))
         # For many epsilons a lattice serves all of them, a smoothed curve only a few.
-        coarsest = _COARSER**2 if not quickly else 1.0 if self.is_smooth else 0.0
+        coarsest = _COARSER**4 if not quickly else 1.0 if self.is_smooth else 0.0
         contour = partial(self._contour_delta, coarsest=coarsest)
         methods = (contour, self._coarse_delta if quickly else self._lattice_delta)
         enough = _GOOD if self.is_short and not quickly else _ENOUGH
