@@ -59,6 +59,17 @@ def _flattened(event: Event) -> _Counts:
     for known, found in _recent:
         if known is event:
             return found
+    try:
+        counts = _counted(event)
+    except ValueError as error:  # noise outside the range of an event
+        raise UnsupportedEvent(f"an event equal to this one cannot be stated: {error}") from error
+    if any(count > MOST for count in counts.values()):
+        raise UnsupportedEvent("an event with more than 10**18 repetitions has no price.")
+    _recent = ((event, counts), *_recent[:3])
+    return counts
+
+
+def _counted(event: Event) -> _Counts:
     counts: Counter[Event] = Counter()
     stack = [(event, 1)]
     while stack:
@@ -71,6 +82,14 @@ def _flattened(event: Event) -> _Counts:
             stack.extend((part, count) for part in reversed(node.parts))
         elif isinstance(node, ev.BandedGaussian):
             stack.append((node.equivalent, count))
+        elif isinstance(node, ev.OneOf) and (likely := _without_impossible(node)) != node:
+            stack.append((likely, count))
+        elif isinstance(node, ev.GaussianMixture) and 0 in node.weights:
+            sizes = [one for one in zip(node.shifts, node.weights, strict=True) if one[1]]
+            shifts, weights = zip(*sizes, strict=True)
+            stack.append((replace(node, shifts=shifts, weights=weights), count))
+        elif isinstance(node, ev.GaussianMixture) and max(node.shifts) == 0:
+            continue  # nothing is contributed
         elif isinstance(node, ev.TreeAggregation):
             counts[_tree_as_gaussian(node)] += count
         elif isinstance(node, _Sampled):
@@ -78,9 +97,6 @@ def _flattened(event: Event) -> _Counts:
                 counts[simple] += count * times
         else:
             counts[node] += count
-    if any(count > MOST for count in counts.values()):
-        raise UnsupportedEvent("an event with more than 10**18 repetitions has no price.")
-    _recent = ((event, counts), *_recent[:3])
     return counts
 
 
@@ -106,6 +122,14 @@ def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
     if only is not None and only == node.event:
         return {node: 1}
     return {replace(node, event=_one_release(inside)): 1} if inside else {}
+
+
+def _without_impossible(choice: ev.OneOf) -> Event:
+    """Return `choice` without parts of probability 0; its only part if one is left."""
+    likely = [(part, w) for part, w in zip(choice.parts, choice.weights, strict=True) if w]
+    if len(likely) == 1:
+        return likely[0][0]
+    return ev.OneOf(tuple(part for part, _ in likely), tuple(w for _, w in likely))
 
 
 def _one_release(counts: dict[Event, int]) -> Event:

@@ -44,6 +44,7 @@ _MANY_NODES = 4096  # of a profile that is made into a pair, and composed
 _ORDERS: Floats = 1 + 2.0 ** (np.arange(-32, 97) / 4)
 """Orders at which Rényi curves are converted to a profile."""
 _LEAST = 1e-17  # delta down to which the pair of a nested event is resolved
+_LEAST_FLOAT = 1e-290  # below it, products of deltas leave the range of floats
 _TOLERANCE = 1e-7
 
 _Table: TypeAlias = tuple[Floats, Floats]  # lower and upper bounds of delta at nodes t >= 0
@@ -131,9 +132,13 @@ def one_of_upper(event: ev.OneOf, *, delta: float, relation: Relation) -> float 
         prices = [(w / total, one.above[side]) for w, one in parts if isinstance(one, _PairCurves)]
         if len(prices) < len(parts):
             return None
-        most = max(price.epsilon(delta).upper for _, price in prices)
+        if math.fsum(w * price.direction.infinite_upper for w, price in prices) > delta:
+            return math.inf
+        known = [price.epsilon(delta).upper for _, price in prices]
+        most = max(known)
         if most > worst:  # the mean costs at most as much as the dearest part
-            found = invert(_MeanDelta(prices), delta, guess=most, ceiling=most)
+            guess = max((one for one in known if one < math.inf), default=1.0)
+            found = invert(_MeanDelta(prices), delta, guess=guess, ceiling=most)
             worst = max(worst, found.upper)
     return worst
 
@@ -176,10 +181,21 @@ def pair_below_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
 def has_pair(event: Event, relation: Relation) -> bool:
     """Return whether `pair_of_nested` knows a pair for one occurrence of `event`."""
     if isinstance(event, ev.BestOf):
-        return all(has_pair(part, relation) for part in flatten(event.event))
+        return _has_profile(event.event, relation)
     if isinstance(event, ev.OneOf | ev.ChosenOf):
-        return all(has_pair(part, relation) for one in event.parts for part in flatten(one))
+        return all(_has_profile(part, relation) for part in event.parts)
     return _has_own_pair(event, relation) or _needs_profile(event, relation)
+
+
+def _has_profile(event: Event, relation: Relation) -> bool:
+    """Return whether `curves_of` knows the profiles of `event`, from pairs or a Rényi curve."""
+    if all(has_pair(part, relation) for part in flatten(event)):
+        return True
+    try:
+        RDP().charge(event, 2.0, relation)
+    except UnsupportedEvent:
+        return False
+    return True
 
 
 def _has_own_pair(event: Event, relation: Relation) -> bool:
@@ -199,14 +215,7 @@ def _needs_profile(event: Event, relation: Relation) -> bool:
         return False
     if _has_own_pair(event, relation):
         return False
-    parts = flatten(event.event)
-    if all(has_pair(part, relation) for part in parts):
-        return True
-    try:
-        RDP().charge(event.event, 2.0, relation)
-    except UnsupportedEvent:
-        return False
-    return True
+    return _has_profile(event.event, relation)
 
 
 def _drawn(event: Event) -> tuple[float, Event]:
@@ -224,9 +233,15 @@ def _drawn(event: Event) -> tuple[float, Event]:
     inner = event.event
     assert isinstance(inner, ev.Gaussian | ev.Laplace)
     counts, weights = binomial_weights(event.batch_size, 1 / event.n_records)
-    some = -math.expm1(event.batch_size * math.log1p(-1 / event.n_records))
+    if event.n_records == 1:
+        some = 1.0
+    else:
+        some = -math.expm1(event.batch_size * math.log1p(-1 / event.n_records))
     noises = [math.nextafter(inner.noise_multiplier / k, 0.0) for k in counts[1:]]
-    drawn = tuple(replace(inner, noise_multiplier=noise) for noise in noises)
+    try:
+        drawn = tuple(replace(inner, noise_multiplier=noise) for noise in noises)
+    except ValueError as error:
+        raise UnsupportedEvent(f"records drawn several times have no price: {error}") from error
     total = math.fsum(weights[1:])
     # Above the rounding of the weights.
     rate = min(some * (1 + 1e-12 * event.batch_size + 1e-9), 1.0)
@@ -256,11 +271,17 @@ def _profiles_of(event: Event, relation: Relation) -> tuple[Profile, ...]:
     return profiles(curves_of(event, relation), _LEAST, nodes=_MANY_NODES)
 
 
+@lru_cache(maxsize=16)
 def _run_profiles(
     event: ev.BestOf, relation: Relation, delta: float, law: RunLaw
 ) -> tuple[Profile, ...]:
     # The profile of one run must reach far below delta / E[K].
-    return profiles(curves_of(event.event, relation), 1e-6 * delta / max(law.mean, 1.0))
+    return profiles(curves_of(event.event, relation), _resolution(delta, law))
+
+
+def _resolution(delta: float, law: RunLaw) -> float:
+    """Return the delta to which the profile of one run is resolved, for `delta` of the best."""
+    return max(1e-6 * delta / max(law.mean, 1.0), _LEAST_FLOAT)
 
 
 class _PairCurves(NamedTuple):
@@ -386,7 +407,7 @@ class _BestOfCurves:
         return (lower[0], upper[0]), (lower[-1], upper[-1])
 
     def _best(self, delta: float) -> list[BestProfile]:
-        found = profiles(self.run, 1e-6 * delta / max(self.law.mean, 1.0))
+        found = profiles(self.run, _resolution(delta, self.law))
         return [BestProfile(profile, self.law, delta=delta) for profile in found]
 
 

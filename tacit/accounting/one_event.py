@@ -153,7 +153,7 @@ def log_mixture_at(rate: float, u: float) -> float:
     growth = rate * math.expm1(min(u, 30.0))
     if rate == 1.0 or (u <= 30.0 and growth >= -0.5):
         return u if rate == 1.0 else math.log1p(growth)
-    return float(log_mixture(rate, np.array(u)))
+    return float(log_mixture(rate, np.array(u))) if rate > 0.0 else 0.0
 
 
 def log_mixture(rate: float, u: Numbers) -> Numbers:

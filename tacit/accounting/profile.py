@@ -35,11 +35,11 @@ class Pair(NamedTuple):
     q: Floats
 
     def loss_law(self) -> Discrete:
-        """Return the law of the privacy loss log(p / q)."""
+        """Return the law of the privacy loss log(p / q), losses rounded down."""
         both = (self.p > 0) & (self.q > 0)
         p, q = self.p[both], self.q[both]
         infinite, vanishing = float(self.p[self.q == 0].sum()), float(self.q[self.p == 0].sum())
-        loss = np.maximum.accumulate(np.log(p / q))
+        loss = np.minimum.accumulate(np.log(p / q)[::-1])[::-1]
         return Discrete(
             tuple(loss.tolist()), tuple(p.tolist()), tuple(q.tolist()), infinite, vanishing
         )
@@ -118,6 +118,7 @@ class Profile(NamedTuple):
         polygon through these points and the nodes is below the curve, and so is its lower hull.
         """
         some = self.t > _LOWEST  # near l = 0, rounding of delta near 1 would swamp the slope
+        some[1:] &= np.diff(np.exp(self.t)) > 0  # ratios that are the same float: one is enough
         ratio = np.append(0.0, np.exp(self.t[some]))
         low = np.maximum(np.append(1.0, self.lower[some]), np.maximum(1 - ratio, 0.0))
         low[-1] = 0.0
@@ -135,12 +136,14 @@ class Profile(NamedTuple):
         x, y = x[order], y[order]
         keep = lower_hull(x, y)
         x, y = x[keep], y[keep]
-        slope = np.append(np.diff(y) / np.diff(x), 0.0)
-        q = np.append(max(1 + slope[0], 0.0), np.maximum(np.diff(slope), 0.0))
+        # Near l = 0, rounding of y may have made a slope less than -1, which no pair has.
+        slope = np.append(np.maximum(np.diff(y) / np.diff(x), -1.0), 0.0)
+        q = np.append(1 + slope[0], np.maximum(np.diff(slope), 0.0))
         # Mixed with a little of a pair of equal laws: this is more than rounding may have added.
         p, q = q * x * (1 - 1e-9), q * (1 - 1e-9)
         equal = int(np.searchsorted(x, 1.0))
-        p, q = (np.insert(mass, equal, max(1 - mass.sum(), 0.0)) for mass in (p, q))
+        rest = max(min(1 - p.sum(), 1 - q.sum()), 0.0)
+        p, q = (np.insert(mass, equal, rest) for mass in (p, q))
         return Pair(p, q)
 
 

@@ -12,8 +12,10 @@ valid, so the lower one is given where either could be:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+import numpy as np
 
 from tacit import events as ev
 from tacit.accounting.brackets import Bracket
@@ -39,6 +41,8 @@ _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
 _EPSILON_SHARES = (0.25, 0.5, 0.75)  # shares of epsilon tried in the same way
 _BY_PAIRS, _FROM_BELOW = PLD(pair_of=pair_of_nested), PLD(pair_of=pair_below_nested)
+_FARTHEST = 1e290  # products of larger epsilons leave the range of floats
+_FAR = np.errstate(over="ignore")  # an infinite bound is a bound
 _LOOSER = (
     ev.Exponential,
     ev.RandomAllocation,
@@ -67,6 +71,7 @@ class Accountant(Protocol):
 class Tightest:
     """Accountant that returns the lower of the prices that `PLD` and `RDP` prove for an event."""
 
+    @_FAR
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
         if all(map(_is_gaussian, releases(event))):
@@ -95,11 +100,13 @@ class Tightest:
             return RDP().epsilon(part, delta=share * delta, relation=relation)
 
         ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
-        found = min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
+        found = _least(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
         return min(found, _sum_of_pure(event, relation))
 
+    @_FAR
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
+        epsilon = min(epsilon, _FARTHEST)  # delta never rises
         single = only_release(event)
         if isinstance(single, ev.Shuffled) and local_guarantee(single).epsilon > 0:
             local, clones = local_guarantee(single)
@@ -114,8 +121,10 @@ class Tightest:
             return RDP().delta(part, epsilon=share * epsilon, relation=relation)
 
         ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
-        return min(_lowest(way, relation, _EPSILON_SHARES, by_pairs, by_renyi) for way in ways)
+        found = _least(_lowest(way, relation, _EPSILON_SHARES, by_pairs, by_renyi) for way in ways)
+        return min(found, 1.0)
 
+    @_FAR
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
         if delta == 1:
@@ -139,6 +148,7 @@ class Tightest:
         upper = self.epsilon(event, delta=delta, relation=relation)
         return Bracket(min(lower, upper), upper)
 
+    @_FAR
     def delta_at_infinity(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
         """Return a bound on the probability that no epsilon holds for `event`."""
         known, rest = _split(event, relation)
@@ -207,13 +217,18 @@ def _lowest(
     if not rest.parts:
         return tight(event, 1.0)
     split = [tight(known, share) + by_renyi(rest, 1 - share) for share in shares if known.parts]
-    return min([by_renyi(event, 1.0), *split])
+    return _least((by_renyi(event, 1.0), *split))
+
+
+def _least(prices: Iterable[float]) -> float:
+    """Return the smallest of `prices`; one that is NaN proves nothing."""
+    return min((price for price in prices if not math.isnan(price)), default=math.inf)
 
 
 def _or_renyi(found: Bracket, by_renyi: Callable[[], float]) -> float:
     """Return the lower of two upper bounds, if `RDP` has one."""
     try:
-        return min(found.upper, by_renyi())
+        return _least((found.upper, by_renyi()))
     except UnsupportedEvent:
         return found.upper
 

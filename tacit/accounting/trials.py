@@ -182,11 +182,16 @@ def halting_probability(mean: float, shape: float) -> float:
     """
     if shape == 1.0:
         return 1 / mean
-    low, high = 1e-300, 800.0
+    low, high = 1e-300, 690.0
+    if math.expm1(high) / high / float(special.exprel(-shape * high)) < mean:
+        raise UnsupportedEvent(
+            f"a negative binomial number of runs of mean {mean:g} and shape {shape:g} has no price,"
+            " since its tail is too heavy. Choose a larger shape."
+        )
     while high - low > 1e-13 * high:
         y = (low + high) / 2
         # exprel(x) = (exp(x) - 1) / x keeps its digits at small shapes and small y.
-        found = math.expm1(min(y, 700.0)) / y / float(special.exprel(-shape * y))
+        found = math.expm1(y) / y / float(special.exprel(-shape * y))
         low, high = (y, high) if found < mean else (low, y)
     return math.exp(-high)
 

@@ -174,3 +174,14 @@ def test_many_unsampled_steps_beside_sampled_ones_have_a_price():
     alone = acc.bracket(plain, delta=7e-16)
     assert alone.lower <= found.upper < 1.001 * alone.upper
     assert found.lower >= 0.9 * alone.lower
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "delta"),
+    [(6e-4, 1.47, 766, 4e-12), (1e-4, 0.8, 300, 1e-11), (3e-3, 2.0, 500, 1e-12)],
+)
+def test_the_delta_at_a_price_is_the_delta_of_the_price(rate, noise, steps, delta):
+    for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
+        price = acc.epsilon(step(rate, noise, steps), delta=delta, relation=relation)
+        back = acc.delta(step(rate, noise, steps), epsilon=price, relation=relation)
+        assert back <= 1.02 * delta

@@ -50,3 +50,15 @@ def test_the_mean_of_two_profiles_is_inverted_directly_and_agrees_with_its_pair(
     assert min(prices) < found < max(prices)
     bracket = tacit.bracket(event, delta=1e-6)
     assert bracket.lower <= found <= bracket.lower * (1 + 1e-4)
+
+
+def test_the_best_of_rarely_sampled_runs_has_a_sharp_price_that_rises_with_the_rate():
+    found = []
+    for rate in (3.6e-6, 3.96e-6):
+        run = tacit.events.Repeated(
+            tacit.events.PoissonSampled(rate, tacit.events.Gaussian(0.42)), 601_298
+        )
+        best = tacit.events.BestOf(run, 2.1, tacit.events.Trials.POISSON)
+        found.append(tacit.bracket(best, delta=2.8e-11, relation=tacit.events.Relation.REPLACE_ONE))
+    assert all(one.width <= 0.01 * one.upper for one in found)
+    assert found[0].upper < found[1].lower

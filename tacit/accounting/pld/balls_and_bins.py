@@ -25,9 +25,8 @@ import numpy as np
 from scipy import special
 
 from tacit._arrays import Floats
-from tacit.accounting.one_event import ROUND, Complexes
+from tacit.accounting.one_event import ROUND, Complexes, log_sum_exp
 from tacit.accounting.pld.loss_laws import Discrete
-from tacit.accounting.rdp.divergence import log_sum_exp
 from tacit.errors import UnsupportedEvent
 
 _TAIL = 1e-15

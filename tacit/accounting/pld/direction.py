@@ -97,7 +97,8 @@ class DirectionPrice:
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
-        answer = self._finite_epsilon((delta - low) / (1 - low) * (1 + 4 * ROUND), floor)
+        most = (delta - low) / (1 - low) * (1 + 4 * ROUND)
+        answer = self._finite_epsilon(min(most, 1 - ROUND), floor)
         if high == 0.0:
             return answer
         if delta < high or high == 1.0:
@@ -133,9 +134,11 @@ class DirectionPrice:
             for curve in self.curves[known:]:
                 for way in (range(i + 1, len(epsilons)), range(i - 1, -1, -1)):
                     for j in way:
-                        one = curve.delta(float(epsilons[j]))
+                        one, known_ends = curve.delta(float(epsilons[j])), (lower[j], upper[j])
                         lower[j], upper[j] = max(lower[j], one.lower), min(upper[j], one.upper)
-                        if one.width > _FAIR * one.upper:
+                        # A curve that is nowhere sharp, of few points, may still help far away.
+                        helps = upper[j] < 0.8 * known_ends[1] or lower[j] > 1.25 * known_ends[0]
+                        if one.width > _FAIR * one.upper and not helps:
                             break
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         upper = np.minimum.accumulate(np.where(epsilons >= self.largest_loss, 0.0, upper))
@@ -172,7 +175,8 @@ class DirectionPrice:
         lower = max(one.delta(epsilon).lower for one, _ in self.releases)
         upper = min(self._total_variation(), _Unsampled(self.direction).delta(epsilon))
         # For many epsilons a lattice serves all of them, a smoothed curve only a few.
-        contour = partial(self._contour_delta, may_smooth=self.is_smooth or not quickly)
+        coarsest = _COARSER**4 if not quickly else 1.0 if self.is_smooth else 0.0
+        contour = partial(self._contour_delta, coarsest=coarsest)
         methods = (contour, self._coarse_delta if quickly else self._lattice_delta)
         enough = _GOOD if self.is_short and not quickly else _ENOUGH
         return _sharpest(methods, epsilon, floor, Bracket(lower, upper), enough)
@@ -312,8 +316,9 @@ class DirectionPrice:
         return max(_epsilon_of(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(
-        self, epsilon: float, floor: float, answer: Bracket, *, may_smooth: bool
+        self, epsilon: float, floor: float, answer: Bracket, *, coarsest: float
     ) -> Bracket:
+        """Sharpen `answer`, a bracket of delta; smoothed curves have errors of up to `coarsest`."""
         # The smallest float stands for any delta below it.
         delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
         for attempt in range(4):
@@ -324,15 +329,22 @@ class DirectionPrice:
                 break
             curve = self._tuned_near(epsilon) if attempt == 0 else None
             curve = curve or self._plain(epsilon, delta, self.tolerance)
-            if curve is None and not may_smooth:
-                raise NotCertified("the transform of the losses does not decay.")
-            curve = curve or self._smoothed(epsilon, delta)
+            curve = curve or self._smoothed_delta(epsilon, delta, coarsest)
             self.curves.append(curve)
             answer = answer.intersection(curve.delta(epsilon))
             if _is_good(answer) or not 1e-300 < answer.upper < 0.5 * delta:
                 break
             delta = answer.upper
         return answer
+
+    def _smoothed_delta(self, epsilon: float, delta: float, coarsest: float) -> Contours:
+        """Return the most precise smoothed curve that is not too costly."""
+        precision = 1.0
+        while precision <= coarsest:
+            with contextlib.suppress(NotCertified):
+                return self._smoothed(epsilon, delta, precision)
+            precision *= _COARSER
+        raise NotCertified("the transform of the losses does not decay.")
 
     def _plain(self, epsilon: float, delta: float, tolerance: float) -> Contours | None:
         """Return one contour integral with error about `tolerance` * `delta`; None if costly."""

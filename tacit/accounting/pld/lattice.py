@@ -74,6 +74,8 @@ def _points(step: float, low: float, high: float) -> tuple[int, Floats]:
     first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1  # room for rounding
     if last - first > _MOST_POINTS:
         raise NotCertified("the losses span too many grid points.")
+    if max(abs(first), abs(last)) > 2**52:
+        raise NotCertified("the losses are too large for floats to tell grid points apart.")
     return first, step * np.arange(first, last + 1, dtype=float)
 
 
@@ -251,7 +253,7 @@ def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
     each: list[Cumulants] = []
     for law, _ in direction.parts:
         low, high = law.span(log_removed)
-        step = max(high - low, 1e-9 * abs(high)) / 1024
+        step = max(high - low, 1e-9 * abs(high), 1e-290) / 1024
         grid = dots(law, step, low, high)
         loss = step * np.arange(grid.first, grid.first + len(grid.mass), dtype=float)
         loss, mass = loss[grid.mass > 0], grid.mass[grid.mass > 0]

@@ -195,7 +195,8 @@ class Discrete:
 
     `infinite` is the probability under P of outcomes that are impossible under Q (loss +inf),
     `vanishing` the probability under Q of outcomes that are impossible under P. `blur` is the
-    largest relative error of the probabilities, beyond a few roundings.
+    largest relative error of the probabilities, and absolute one of the losses, beyond a few
+    roundings.
     """
 
     losses: tuple[float, ...]
@@ -204,6 +205,11 @@ class Discrete:
     infinite: float = 0.0
     vanishing: float = 0.0
     blur: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.losses:  # every outcome is impossible under P or under Q
+            for name in ("losses", "p", "q"):
+                object.__setattr__(self, name, (0.0,))
 
     @property
     def largest_loss(self) -> float:
@@ -319,7 +325,7 @@ class MixedNormals:
         s, w = np.array(self.shifts), np.array(self.weights)
         logs = (np.multiply.outer(x, s) - 0.5 * s * s) / self.sigma**2
         share = np.exp(logs - logs.max(axis=-1)[..., None]) * w
-        return np.maximum(share @ s / share.sum(axis=-1), 1e-300) / self.sigma**2
+        return np.maximum(share @ s / share.sum(axis=-1) / self.sigma**2, 1e-300)
 
 
 @dataclass(frozen=True)
@@ -414,7 +420,8 @@ class OneRelease:
         loss, p = np.array(law.losses), np.array(law.p)
         value = float(p @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
         high = loss > epsilon * (1 - 8 * ROUND)
-        error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon)) + law.blur * value
+        digits = 8 * ROUND * (1 + np.abs(loss[high]) + epsilon) + law.blur
+        error = float(p[high] @ digits)
         return Bracket.of_delta(value - error, value + error)
 
     @staticmethod

@@ -23,6 +23,7 @@ from tacit.accounting.pld.contour import Family
 from tacit.accounting.pld.loss_laws import Discrete, Law, MixedNormals
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import spread_masses
+from tacit.errors import NotCertified
 
 _CELLS = 1200
 _COARSE = 400  # points from which the cells are planned
@@ -73,6 +74,8 @@ def _epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
     lost = direction.infinite_upper
     family = Family.of(direction, log_removed=math.log(delta * _SHARE_OF_DELTA))
     delta = (delta - lost) * (1 - 4 * ROUND) - family.removed
+    if delta <= 0:
+        raise NotCertified("losses that were removed take all of delta.")
     most = family.moments.epsilon_bound(delta)
     if most <= floor:
         return Bracket(0.0, most)

@@ -49,6 +49,7 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
 _MOST_ATOMS = 11_000  # losses of a discrete noise
+_MOST_SUMS = 4096  # sums of losses that are listed one by one
 _UP, _NO_MASS = 1 + 1e-9, 1e-26
 
 PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
@@ -328,7 +329,9 @@ def _truncation(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[
 
 
 def _atoms(loss: Floats, p: Floats, q: Floats, infinite: float = 0.0) -> Discrete:
-    return Discrete(tuple(loss.tolist()), tuple(p.tolist()), tuple(q.tolist()), infinite)
+    some = p > 0  # other probabilities are below all floats
+    losses, p_some, q_some = (tuple(values[some].tolist()) for values in (loss, p, q))
+    return Discrete(losses, p_some, q_some, infinite)
 
 
 def _joins_by_replacing(inner: Event, rate: float) -> tuple[Law, Law]:
@@ -376,7 +379,8 @@ def _(event: ev.SampledWithReplacement, relation: Relation) -> tuple[Law, Law]:
             "PLD prices sampling with replacement for Gaussian noise under zero_out. Use RDP."
         )
     counts, weights = binomial_weights(draws, 1 / event.n_records)
-    return pair(ev.GaussianMixture(inner.noise_multiplier, counts, weights), relation)
+    drawn = ev.GaussianMixture(inner.noise_multiplier, counts, weights)
+    return pair(next(iter(flatten(drawn))), relation)
 
 
 @pair.register
@@ -428,7 +432,24 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
     parts_of = tuple(merged.items())
     if len(parts_of) == 1 and isinstance(only := parts_of[0][0], Discrete):
         parts_of = (_repeated(only, parts_of[0][1]),)
-    return Direction(parts_of, *_any_infinite(infinite))
+    return Direction(_enumerated(parts_of), *_any_infinite(infinite))
+
+
+def _enumerated(parts: tuple[tuple[Law, int], ...]) -> tuple[tuple[Law, int], ...]:
+    """Return laws on few losses as one law, that of the sum of all their losses."""
+    laws = [law for law, n in parts for _ in range(min(n, 64)) if isinstance(law, Discrete)]
+    if not 1 < len(laws) == sum(n for _, n in parts):
+        return parts
+    if math.prod(len(law.losses) for law in laws) > _MOST_SUMS:
+        return parts
+    loss, p, q = np.zeros(1), np.ones(1), np.ones(1)
+    for law in laws:
+        loss = np.add.outer(loss, law.losses).ravel()
+        p, q = np.multiply.outer(p, law.p).ravel(), np.multiply.outer(q, law.q).ravel()
+    order = np.argsort(loss, kind="stable")
+    largest = math.fsum(max(map(abs, law.losses)) for law in laws)
+    blur = 4 * ROUND * len(laws) * (2 + largest) + math.fsum(law.blur for law in laws)
+    return ((replace(_atoms(loss[order], p[order], q[order]), blur=blur), 1),)
 
 
 def _repeated(law: Discrete, count: int) -> tuple[Law, int]:
@@ -473,7 +494,7 @@ def _collect(outcomes: list[_Outcome], infinite: float = 0.0, vanishing: float =
     """Return the law of outcomes (loss, P-mass, Q-mass); without P-mass they are `vanishing`."""
     kept = sorted(outcome for outcome in outcomes if outcome[1] > 0)
     vanishing += math.fsum(q for _, p, q in outcomes if not p > 0)
-    losses, p, q = zip(*kept, strict=True) if kept else ((0.0,), (0.0,), (0.0,))
+    losses, p, q = zip(*kept, strict=True) if kept else ((), (), ())
     return Discrete(losses, p, q, infinite, vanishing)
 
 
@@ -493,6 +514,8 @@ def _sampled_remove(law: Discrete, rate: float) -> Discrete:
     With (P, Q) the pair of `law` and q the rate, it is the law of the pair ((1 - q) Q + q P, Q):
     Zhu, Dong & Wang 2022, Theorem 11.
     """
+    if rate == 1:
+        return law
     outcomes = _mixed(law, rate)
     outcomes.append((math.log1p(-rate), (1 - rate) * law.vanishing, law.vanishing))
     return _collect(outcomes, rate * law.infinite)
@@ -504,6 +527,8 @@ def _sampled_add(law: Discrete, rate: float) -> Discrete:
     With (P, Q) the pair of `law` and q the rate, it is the law of the pair (P, (1 - q) P + q Q):
     Zhu, Dong & Wang 2022, Theorem 11.
     """
+    if rate == 1:
+        return law
     outcomes = [
         (-log_mixture_at(rate, -loss), p, rate * q + (1 - rate) * p)
         for loss, p, q in zip(law.losses, law.p, law.q, strict=True)

@@ -16,7 +16,8 @@ import numpy as np
 from scipy import special
 
 from tacit._arrays import Floats
-from tacit.accounting.rdp.divergence import TAIL, excess_exp, log_sum_exp, poisson_divergence
+from tacit.accounting.one_event import log_sum_exp
+from tacit.accounting.rdp.divergence import TAIL, excess_exp, poisson_divergence
 
 _REACH = 90.0  # end of the grid for additions; it serves orders up to about 4000
 _LARGEST_SHIFT = 6.0  # larger shifts (noise multipliers below 1/6) get the closed bounds only

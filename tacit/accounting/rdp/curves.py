@@ -19,6 +19,7 @@ from tacit.accounting.one_event import (
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
+    log_sum_exp,
     response_law,
     rounded_epsilon,
     sampled_epsilon,
@@ -395,8 +396,8 @@ def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
         one = price(part, orders, relation)
         if one.delta_mass:
             raise UnsupportedEvent(
-                "approximate DP inside BestOf, OneOf or ChosenOf has no Rényi curve. "
-                "Use tacit.epsilon."
+                "approximate DP inside BestOf, OneOf or ChosenOf has no Rényi curve, so it has no "
+                "price together with a release that only has one."
             )
         total += count * one.values
     return total
@@ -409,7 +410,8 @@ def _total_on_grid(event: Event, relation: Relation) -> Floats:
 
 def _log_mean(logs: Floats, weight: Floats) -> Floats:
     """Return the log of the weighted mean of exp(logs) over the first axis, precise also near 0."""
+    possible = weight[:, 0] > 0
+    logs, weight = logs[possible], weight[possible]
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
-    with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
-        far = renyi.log_sum_exp((logs + np.log(weight)).T)
+    far = log_sum_exp((logs + np.log(weight)).T)
     return np.where(logs.max(axis=0) < 30, near, far)

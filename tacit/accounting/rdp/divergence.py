@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tacit._arrays import Floats, Indices
-from tacit.accounting.one_event import ResponseLaw, log_mixture
+from tacit.accounting.one_event import ResponseLaw, log_mixture, log_sum_exp
 
 TAIL = 13.0
 """Standard deviations of normal mass kept on each side: the rest, 1e-38, is below rounding."""
@@ -64,7 +64,7 @@ def log_moments(nodes: Nodes, orders: Floats) -> Floats:
     linear = np.where(far, beyond, weight * excess_exp(np.where(far, 0.0, ratio)))  # (nodes,)
     exponent = np.multiply.outer(orders, nodes.log_ratio)  # (orders, nodes)
     logs = exponent + nodes.log_weight
-    small = logs.max(axis=1) <= _LARGEST_EXPONENT
+    small = logs.max(axis=1, initial=-math.inf) <= _LARGEST_EXPONENT
     result = np.empty(len(orders))
     if not small.all():
         result[~small] = log_sum_exp(logs[~small])
@@ -235,14 +235,6 @@ def fixed_size_divergence(orders: Floats, *, fraction: float, shift: float) -> F
     for some in _groups(orders * shift, growth + math.log(fraction), shift):
         bound[some] = np.minimum(bound[some], exact(orders[some]))
     return bound
-
-
-def log_sum_exp(logs: Floats) -> Floats:
-    """Return the log of the sum of exp(logs) over the last axis."""
-    top = logs.max(axis=-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):  # a sum of nothing has log -inf
-        return top[..., 0] + np.log(np.exp(logs - top).sum(axis=-1))
 
 
 def excess_exp(x: Floats) -> Floats:
