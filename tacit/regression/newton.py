@@ -489,7 +489,7 @@ class Solver:
         values, vectors = np.linalg.eigh(hessian)
         self._values, self._vectors = np.maximum(values, 0.0), vectors
         self.hessian: Floats = (vectors * self._values) @ vectors.T
-        self._hessian_std = noise_std
+        self.hessian_std = noise_std
         noise = triangle_noise(noise_std, size)
         self._resolved = self._values > _RESOLVED * noise
         self._damping = _DAMPING * noise
@@ -506,7 +506,7 @@ class Solver:
         relative to its mean eigenvalue. The first one is multiplied by `rise`.
         """
         found, std = combine(
-            rise * self.hessian, rise * self._hessian_std, hessian, noise_std, doubt
+            rise * self.hessian, rise * self.hessian_std, hessian, noise_std, doubt
         )
         self._use(*shrink(found, std, self._expected))
         self._solve()
@@ -517,6 +517,10 @@ class Solver:
         self._gradients.append(gradient)
         self._variances.append(noise_std**2)
         self._solve()
+
+    def released(self) -> tuple[Floats, Floats, Floats]:
+        """Return models, (k, m), the gradients released at them, and their noise variances."""
+        return np.array(self._models), np.array(self._gradients), np.array(self._variances)
 
     def _solve(self) -> None:
         self.theta = self._shrunk() if self._penalty is None else self._penalized(self._penalty)
@@ -545,7 +549,7 @@ class Solver:
         for penalty in np.maximum(_PENALTIES, self._least_ridge):
             weights = 1 / (1 + penalty * np.maximum(self._penalties, 0.0))
             found = self._basis @ (weights * pull)
-            total = variance + self._hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
+            total = variance + self.hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
             error = (
                 found @ self.hessian @ found
                 - 2 * cross @ found
@@ -581,7 +585,7 @@ class Solver:
             # noise and to that of the Hessian. Both sources are weighted by their precision.
             unit, noise = self.anchor
             slopes = base - unit * (unit @ base) / (unit @ unit)
-            noise += self._hessian_std**2 * float(slopes @ slopes) / 2
+            noise += self.hessian_std**2 * float(slopes @ slopes) / 2
             weighted = variance * unit / (variance * float(unit @ unit) + noise)
             cross, center = cross - weighted * (unit @ cross), base - weighted * (unit @ base)
         return cross, self._basis.T @ (cross + self._damping * center), variance, base
@@ -607,7 +611,7 @@ class Solver:
             gradient=back.T @ gradient,
             metric=back.T @ back,
             gradient_variance=variance,
-            gram_std=self._hessian_std,
+            gram_std=self.hessian_std,
             sampling=sampling,
             optimism=self._optimism,
             fitted=self._fitted,
@@ -618,40 +622,50 @@ class Solver:
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def uncertainty(self, sampling: Floats, *, free: Floats, bend: float = 0.0) -> Uncertainty:
+    def uncertainty(self, sampling: Floats, *, free: Floats) -> Uncertainty:
         """Return the covariance of `unshrunk` in scaled units, and its hidden part.
 
         The error is inverse(hessian) times the sum of gradient noise, of the noise of the Hessian
         times the distance to the mean model, and of the sampling error of the gradient, whose
-        covariance is `sampling`. `bend` is the relative change of the Hessian per unit of that
-        distance, which makes the distance uncertain; it is 0 for least squares. For the distance,
-        the Hessian is lowered by half of its noise: if it is too large, the distance seems short.
+        covariance is `sampling`. For the distance, the Hessian is lowered by half of its noise: if
+        it is too large, the distance seems short.
 
-        Directions in which the Hessian is not above its noise are hidden. In each of them the
-        model, in scaled units, is assumed not to be longer than in all others together. `free`
-        holds models, as columns, that are 0 on every record. A hidden direction near them is taken
-        to be exactly one of them, so that it does not hide what they leave unchanged.
+        Directions in which the Hessian is not above its noise are hidden.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
-        step = self._inverse(lowered=self._hessian_std / 2) @ gradient
+        step = self._inverse(lowered=self.hessian_std / 2) @ gradient
         length = float(np.sum(step**2))
         # A symmetric matrix of noise times v has the covariance std^2 (|v|^2 1 + v v') / 2.
-        noise = self._hessian_std**2 / 2
+        noise = self.hessian_std**2 / 2
         middle = (variance + noise * length) * np.eye(len(gradient)) + sampling
         middle = middle + noise * np.outer(step, step)
-        covariance = inverse @ middle @ inverse + bend**2 * length * np.outer(step, step)
-        lost = self._whitening @ self._vectors[:, ~self._resolved]
-        lost /= np.linalg.norm(lost, axis=0)
-        basis, _ = np.linalg.qr(free)
-        projected = basis @ (basis.T @ lost)
-        lost = np.where(np.sum(projected**2, axis=0) < _ARBITRARY, lost, projected)
-        hidden = float(np.sum((self._whitening @ self.unshrunk()) ** 2)) * (lost @ lost.T)
-        return Uncertainty(self._whitening @ covariance @ self._whitening.T + hidden, hidden)
+        covariance = inverse @ middle @ inverse
+        lost = self._vectors[:, ~self._resolved]
+        return uncertainty_of(self.unshrunk(), covariance, lost, self._whitening, free)
 
     def _inverse(self, *, lowered: float = 0.0) -> Floats:
         vectors, values = self._vectors[:, self._resolved], self._values[self._resolved]
         return (vectors / np.maximum(values - lowered, values / 2)) @ vectors.T
+
+
+def uncertainty_of(
+    model: Floats, covariance: Floats, lost: Floats, whitening: Floats, free: Floats
+) -> Uncertainty:
+    """Return the uncertainty, in scaled units, of a model that is given in whitened units.
+
+    In each of the hidden directions `lost` the model, in scaled units, is assumed not to be longer
+    than in all others together. `free` holds models, as columns, that are 0 on every record. A
+    hidden direction near them is taken to be exactly one of them, so that it does not hide what
+    they leave unchanged.
+    """
+    moved = whitening @ lost
+    moved /= np.linalg.norm(moved, axis=0)
+    basis, _ = np.linalg.qr(free)
+    projected = basis @ (basis.T @ moved)
+    moved = np.where(np.sum(projected**2, axis=0) < _ARBITRARY, moved, projected)
+    hidden = float(np.sum((whitening @ model) ** 2)) * (moved @ moved.T)
+    return Uncertainty(whitening @ covariance @ whitening.T + hidden, hidden)
 
 
 def _std_before_clipping(mean_square: float, clip: float) -> float:
