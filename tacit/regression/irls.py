@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
+from scipy.linalg import null_space
 from scipy.special import expit, softmax
 
 from tacit._arrays import Floats, Indices
@@ -64,8 +65,7 @@ _FEWEST_ROWS = 25_000
 _TIGHTEST_ROWS = 0.6
 _HOPELESS = 0.6
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.25, 0.2  # as in `newton`
-_MOVING_DOUBT, _HIDDEN = 0.1, 0.5
-"""Relative error of a Hessian that is moved to another model, and from which one is hidden."""
+_MOVING_DOUBT = 0.1  # relative error of a Hessian that is moved to another model
 _SQUARES = 0.7  # weight of residuals in the last release, relative to that of the Hessian
 _MARGIN = 1.05  # on sampling variances, for what the approximations leave out
 _LEAST_CURVATURE = 0.02  # of an early step; the largest is 1 / 4
@@ -307,8 +307,9 @@ def fit_irls(
     uncertainty, unshrunk = None, solvers[0].unshrunk()
     if plan.errors is not None:
         solved = _release_errors(sample, solvers[0], clip, plan.errors, total, rng)
-        free, unshrunk = undetermined(rows, fit_intercept=fit_intercept), solved.theta
-        uncertainty = uncertainty_of(unshrunk, solved.covariance, solved.lost, whitening, free)
+        if solved is not None:
+            free, unshrunk = undetermined(rows, fit_intercept=fit_intercept), solved.theta
+            uncertainty = uncertainty_of(unshrunk, solved.covariance, solved.lost, whitening, free)
     return IRLSFit(
         whitening @ np.column_stack([solver.theta for solver in solvers]),
         whitening @ unshrunk,
@@ -406,8 +407,10 @@ def _release_errors(
     mechanism: GaussianMechanism,
     total: float,
     rng: Rng,
-) -> _Solved:
+) -> _Solved | None:
     """Release the Hessian and the mean of r^2 u u' near the solution, for two classes.
+
+    The result is None if noise is so large that the equations have no solution.
 
     The first Hessian leads to the point of this release. `solver` takes the second one, which is
     better, for its shrunk model. `total` counts all records, of which `records` may be a sample.
@@ -423,14 +426,15 @@ def _release_errors(
     expected = Curvature(rows.hessian(at), doubts).rescaled(found, solver.hessian_std, 1.0)
     first = expected.updated(found, solver.hessian_std)
     scaling = equations.scaling(first.hessian, at)
-    root = equations.root(scaling, solver.theta)
+    root = equations.root(first, at, solver.theta)
     theta = solver.theta if root is None else root.theta
 
     def weigh(span: slice, margins: Floats) -> Floats:
         p, weights = _probabilities(margins, clip)
         residuals = residuals_of(margins, records.targets[span], clip)
         curvatures = 4 * (weights * p * (1 - p))[:, 0] * records.counted_once(span)
-        return np.column_stack([curvatures, (_SQUARES * residuals / clip) ** 2])
+        squares = (_SQUARES * residuals[:, 0] / clip) ** 2 * records.weights_of(span)
+        return np.column_stack([curvatures, squares])
 
     matrices = records.hessians(theta[:, None], weigh)
     bound = ROUNDING * math.hypot(1.0, _SQUARES**2) * records.limit**2
@@ -447,21 +451,23 @@ def _release_errors(
     moved = Curvature(scaling @ rows.hessian(theta) @ scaling, first.doubts).doubted(_MOVING_DOUBT)
     moved = moved.rescaled(curvature * second, curvature * noise_std, 1 - records.mean_factor)
     last = moved.updated(curvature * second, curvature * noise_std)
-    root = equations.root(equations.scaling(last.hessian, theta), theta)
+    root = equations.root(last, theta, theta)
     if root is None:
-        return _Solved(theta, np.eye(size), np.eye(size))
+        return None
     # Residuals of a true model have squares of mean p (1 - p), so that the gradient has the
     # covariance of its derivative, but with the square of the factor of each row.
     square = (clip / _SQUARES) ** 2
     meat = combine_squares(
-        records.mean_factor * last.hessian, square * squares, square * noise_std, _SQUARES_DOUBT
+        records.mean_factor * last.hessian,
+        square * squares,
+        square * noise_std,
+        _SQUARES_DOUBT,
+        scale_doubt=0.0 if records.weights is None else 1.0,
     )
-    inverse = np.linalg.inv(root.hessian)
     middle = _MARGIN * meat / total + root.variance * np.eye(size)
     middle = middle + np.outer(root.doubt, root.doubt)
-    middle += Curvature(root.hessian, last.doubts).error(inverse @ root.gradient)
-    values, vectors = np.linalg.eigh(last.doubts)
-    return _Solved(root.theta, inverse @ middle @ inverse, vectors[:, values > _HIDDEN**2])
+    middle += Curvature(root.hessian, last.doubts).error(root.inverse @ root.gradient)
+    return _Solved(root.theta, root.inverse @ middle @ root.inverse, null_space(last.known().T))
 
 
 def normal_rows(records: WhitenedRows, clip: float) -> NormalRows:

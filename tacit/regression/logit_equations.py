@@ -21,6 +21,7 @@ _PLACES, _PLACE_WEIGHTS = np.polynomial.legendre.leggauss(5)
 _PLACES, _PLACE_WEIGHTS = (_PLACES + 1) / 2, _PLACE_WEIGHTS / 2
 _LEAST = 1e-4  # least eigenvalue of an expected Hessian; the largest is 1 / 4
 _ITERATIONS, _LONGEST_STEP, _TOLERANCE = 40, 1.0, 1e-4
+_HIDDEN = 0.5  # relative error of a Hessian from which noise hides a direction
 _LEAST_RATIO = 0.05  # of a Hessian to the expected one
 _SHAPE_DOUBT = 0.4
 """How far the expected change of the Hessian may be off, relative to itself."""
@@ -62,16 +63,13 @@ class NormalRows(NamedTuple):
 
         Each model has one row of `steps`, its way, and one row of `vectors`.
         """
-        total = np.zeros_like(steps)
-        for place, weight in zip(_PLACES, _PLACE_WEIGHTS, strict=True):
-            (a, b, c), v = self.moments(models + place * steps)
-            along, inner = vectors @ self.mean, np.sum(v * vectors, axis=1)
-            total += weight * (
-                a[:, None] * (vectors @ self.gram)
-                + np.outer(b * inner, self.mean)
-                + (b * along + c * inner)[:, None] * v
-            )
-        return total
+        count, (k, size) = len(_PLACES), models.shape
+        places = models + _PLACES[:, None, None] * steps
+        (a, b, c), v = self.moments(places.reshape(-1, size))
+        a, b, c, v = (part.reshape(count, k, -1) for part in (a, b, c, v))
+        along, inner = (vectors @ self.mean)[:, None], np.sum(v * vectors, axis=2, keepdims=True)
+        parts = a * (vectors @ self.gram) + b * inner * self.mean + (b * along + c * inner) * v
+        return np.tensordot(_PLACE_WEIGHTS, parts, 1)
 
 
 class Curvature(NamedTuple):
@@ -80,6 +78,11 @@ class Curvature(NamedTuple):
     hessian: Floats
     doubts: Floats
     """v' `doubts` v is the relative variance in the direction of a unit vector v."""
+
+    def known(self) -> Floats:
+        """Return orthogonal directions, as columns, in which the Hessian is known well enough."""
+        values, vectors = np.linalg.eigh(self.doubts)
+        return vectors[:, values <= _HIDDEN**2]
 
     def doubted(self, deviation: float) -> "Curvature":
         """Return the same with this relative standard deviation added in every direction."""
@@ -134,6 +137,8 @@ class Root(NamedTuple):
 
     theta: Floats
     hessian: Floats
+    inverse: Floats
+    """Inverse of the Hessian in the directions that are known, and 0 in others."""
     gradient: Floats
     """Mean of the gradients: what the way from their models to the solution takes off."""
     variance: float
@@ -156,11 +161,15 @@ class LogitEquations(NamedTuple):
         inverse = np.linalg.inv(root)
         return inverse @ _power(root @ hessian @ root, 0.5) @ inverse
 
-    def root(self, scaling: Floats, start: Floats) -> Root | None:
+    def root(self, curvature: Curvature, at: Floats, start: Floats) -> Root | None:
         """Return the model at which the weighted mean of the equations is 0; None if there is none.
 
-        Equation k says: the gradient at model k, plus its change on the way, is 0.
+        Equation k says: the gradient at model k, plus its change on the way, is 0. `curvature` is
+        known at the model `at`. Only directions in which it is known are solved for.
         """
+        scaling, known = self.scaling(curvature.hessian, at), curvature.known()
+        if not known.shape[1]:
+            return None
         theta, size = start, len(start)
         for _ in range(_ITERATIONS):
             steps = theta - self.models
@@ -169,12 +178,15 @@ class LogitEquations(NamedTuple):
             bends = _SHAPE_DOUBT * (changes - steps @ hessian)
             precisions = 1 / (self.variances + np.sum(bends**2, axis=1) / size)
             weights = precisions / precisions.sum()
-            step = np.linalg.solve(hessian, weights @ (self.gradients + changes))
+            inverse = known @ np.linalg.inv(known.T @ hessian @ known) @ known.T
+            step = inverse @ (weights @ (self.gradients + changes))
             length = math.sqrt(float(step @ step))
             theta = theta - step * min(1.0, _LONGEST_STEP / max(length, 1e-300))
             if length < _TOLERANCE:
                 variance = float(weights**2 @ self.variances)
-                return Root(theta, hessian, weights @ self.gradients, variance, weights @ bends)
+                return Root(
+                    theta, hessian, inverse, weights @ self.gradients, variance, weights @ bends
+                )
         return None
 
 

@@ -62,7 +62,7 @@ _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
-_HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.3
+_HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.6
 """How far matrices are assumed to be off, relative to them, if residuals depend on features."""
 _NOISY = 0.3  # share of noise from which shrinking is more cautious, see `NewtonPlan.caution`
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
@@ -282,6 +282,7 @@ def fit_newton(
             (clip / share) ** 2 * errors.squares,
             (clip / share) ** 2 * errors.noise_std,
             _SQUARES_DOUBT,
+            scale_doubt=0.0 if weights is None else 1.0,
         )
         bias = (spread.std / share) ** 2 * errors.skewness
         free = undetermined(rows, fit_intercept=fit_intercept)
@@ -376,7 +377,7 @@ def _release_errors(
         ratio = (margins[:, 0] - records.targets[span]) / clip
         is_inside = (np.abs(ratio) < 1).astype(np.float64)
         inside = is_inside * records.counted_once(span)
-        return np.column_stack([inside, np.minimum(ratio**2, 1.0)])
+        return np.column_stack([inside, np.minimum(ratio**2, 1.0) * records.weights_of(span)])
 
     signs = np.empty(records.rows.n_rows)
 

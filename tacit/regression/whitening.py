@@ -96,6 +96,10 @@ class WhitenedRows:
         """
         return np.minimum(1 / self.factors[span], self.reach) / self.reach
 
+    def weights_of(self, span: slice) -> Floats | float:
+        """Return the private weights of some records; 1 if all are 1."""
+        return 1.0 if self.weights is None else self.weights[span]
+
     def gram(self) -> Floats:
         """Return the private sum of u u' over the records."""
         roots = self.factors if self.weights is None else self.factors * np.sqrt(self.weights)
