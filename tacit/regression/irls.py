@@ -474,8 +474,7 @@ def normal_rows(records: WhitenedRows, clip: float) -> NormalRows:
     """Return normal rows with the mean and the Gram matrix that the whitening leads to expect."""
     values, vectors = np.linalg.eigh(records.expected)
     gram = (vectors * np.maximum(values, 1e-3)) @ vectors.T
-    constant = records.model(np.eye(len(records.whitening))[0])
-    return NormalRows(gram, gram @ constant, clip)
+    return NormalRows(gram, gram @ records.constant, clip)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:
