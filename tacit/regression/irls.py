@@ -419,7 +419,7 @@ def _release_errors(
     rows = normal_rows(records, clip)
     equations = LogitEquations(*solver.released(), rows)
     at, found = equations.models[0], solver.hessian
-    # The Gram matrix that whitened the rows is known up to noise, which was added to its eigenvalues.
+    # The Gram matrix that whitened the rows is known up to the noise added to its eigenvalues.
     values, vectors = np.linalg.eigh(records.expected)
     noise = (1 / np.maximum(values, 1e-3) - 1) / math.sqrt(2 * size)
     doubts = (vectors * (_HESSIAN_DOUBT**2 + noise**2)) @ vectors.T

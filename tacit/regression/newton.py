@@ -61,8 +61,8 @@ _RESOLVED = 0.6
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS = 0.2  # share of `NewtonPlan.outside` for the tails by features; the rest is for their mean
 _TAIL_RISE, _TAIL_FALL = 0.35, 0.75
-"""Exponential errors, clipped at k standard deviations of normal ones with the same clipped squares,
-have a larger standard deviation, by about the factor 1 + 0.35 exp(-0.75 (k - 1.36))."""
+"""Exponential errors, clipped at k standard deviations of normal ones with the same clipped
+squares, have a larger standard deviation, by about the factor 1 + 0.35 exp(-0.75 (k - 1.36))."""
 _TAIL_DOUBT = 0.35  # relative error of what is assumed of the tails, see `_release_errors`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
@@ -427,7 +427,8 @@ def _release_errors(
     # If errors do not depend on the features, the tails are `mean_cut` times the mean row, which
     # the latter alone shows with less noise.
     rest = tails - mean_cut * records.constant
-    noise = (size + 2 * math.sqrt(2 * size)) * (noise_std / far) ** 2  # two deviations above its mean
+    # Two deviations above the mean of what noise alone would be.
+    noise = (size + 2 * math.sqrt(2 * size)) * (noise_std / far) ** 2
     shown = max(float(rest @ rest) - noise, 0.0) / max(float(rest @ rest), 1e-300)
     excess = whole * mean_cut
     variance = (whole * noise_std / (near * limit)) ** 2
