@@ -7,8 +7,9 @@
 
 Every simulation draws a new table and fits it once. `--saved` names a file that keeps each row; the
 results hold all rows of the file, and a row in it is not measured again. Bars: coverage of each
-coefficient at least 93 %; width at most 1.3 times that of the interval which knows the spread of the
-estimates over all simulations (1.96 standard deviations), the shortest valid for this estimator.
+coefficient at least 93 %; width at most 1.3 times that of the interval which knows the spread of
+the estimates over all simulations (1.96 standard deviations), the shortest that is valid for this
+estimator.
 """
 
 import argparse
@@ -99,7 +100,8 @@ def simulate_logistic(task: tuple[str, int, int, float], seed: int) -> Outcome:
     if kind == "no intercept":
         truth, Z = truth[1:], X
     if model.inference_ is None:  # the method without second moments, for hopeless budgets
-        return Outcome(0 * truth, *[np.full(len(truth), np.inf)] * 2, np.nan)
+        endless = np.full(len(truth), np.inf)
+        return Outcome(0 * truth, endless, endless, np.nan)
     interval = model.inference_.interval()
     given = np.ones(n) if weights is None else weights
     bread = np.linalg.pinv((Z.T * (given * p * (1 - p))) @ Z)
