@@ -149,7 +149,8 @@ def simulate(task: tuple[str, int, int, float], seed: int) -> Outcome:
 def measure(model: str, given: argparse.Namespace, saved: dict[str, list[str]]) -> str:
     """Return the table of one kind of model: the rows in `saved`, to which new ones are added."""
     simulation = {"linear": simulate, "logistic": simulate_logistic}[model]
-    kinds = given.kinds.split(",") if given.kinds else KINDS[model]
+    asked = given.kinds.split(",") if given.kinds else KINDS[model]
+    kinds = [kind for kind in asked if kind in KINDS[model]]
     shapes = [tuple(map(int, shape.split("x"))) for shape in given.shapes.split(";") if shape]
     epsilons = [float(epsilon) for epsilon in given.epsilons.split(",")]
     seeds = range(given.first_seed, given.first_seed + given.simulations)

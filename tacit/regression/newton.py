@@ -322,11 +322,11 @@ def undetermined(rows: PrivateRows, *, fit_intercept: bool) -> Floats:
 def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
     """Return whether public facts show that noise hides every coefficient from its interval.
 
-    `noise` is the noise multiplier of a release that takes the whole budget. A matrix of second
-    moments, at about a tenth of the budget, then has errors as large as its eigenvalues.
+    `noise` is the noise multiplier of a release that takes the whole budget. Matrices of second
+    moments, which take a third of it together, then have errors as large as their eigenvalues.
     """
-    size = n_features + 1
-    return triangle_noise(noise * size, size) / math.sqrt(_ERRORS) > _HIDDEN * n_records
+    size, share = n_features + 1, _FIRST_GRAM + _SECOND_GRAM + _ERRORS
+    return triangle_noise(noise * size, size) / math.sqrt(share) > _HIDDEN * n_records
 
 
 def _release_mean(

@@ -157,6 +157,7 @@ def test_weights_give_the_weighted_answer():
     model = LinearRegression(**options, delta=1e-6, max_weight=50, random_state=0)
     np.testing.assert_allclose(model.fit(X, y, weights).coef_, [0.5, -3], rtol=0.05)
     assert not np.allclose(model.fit(X, y).coef_, [0.5, -3], rtol=0.05)
+
     def errors(epsilon, weight):
         model.set_params(epsilon=epsilon)
         return model.fit(X[4000:], y[4000:], np.full(36_000, weight)).inference_.standard_errors
