@@ -422,7 +422,8 @@ def _release_errors(
     # The Gram matrix that whitened the rows is known up to the noise added to its eigenvalues.
     values, vectors = np.linalg.eigh(records.expected)
     noise = (1 / np.maximum(values, 1e-3) - 1) / math.sqrt(2 * size)
-    doubts = (vectors * (_HESSIAN_DOUBT**2 + noise**2)) @ vectors.T
+    # Few long rows, such as those of a rare category, may have a curvature of their own.
+    doubts = (vectors * (_HESSIAN_DOUBT**2 * records.tails + noise**2)) @ vectors.T
     expected = Curvature(rows.hessian(at), doubts).rescaled(found, solver.hessian_std, 1.0)
     first = expected.updated(found, solver.hessian_std)
     scaling = equations.scaling(first.hessian, at)
@@ -448,7 +449,8 @@ def _release_errors(
     solver.refine(curvature * second, curvature * noise_std, doubt)
     # Rows count with the square of their factors in the first Hessian, which the mean factor
     # corrects on the whole only.
-    moved = Curvature(scaling @ rows.hessian(theta) @ scaling, first.doubts).doubted(_MOVING_DOUBT)
+    moved = Curvature(scaling @ rows.hessian(theta) @ scaling, first.doubts)
+    moved = moved.doubted(_MOVING_DOUBT * math.sqrt(records.tails))
     moved = moved.rescaled(curvature * second, curvature * noise_std, 1 - records.mean_factor)
     last = moved.updated(curvature * second, curvature * noise_std)
     root = equations.root(last, theta, theta)

@@ -666,8 +666,9 @@ class Solver:
         inverse = self._inverse()
         step = self._inverse(lowered=self.hessian_std / 2) @ gradient
         length = float(np.sum(step**2))
-        # A symmetric matrix of noise times v has the covariance std^2 (|v|^2 1 + v v') / 2.
-        noise = self.hessian_std**2 / 2
+        # A symmetric matrix of noise times v has the covariance std^2 (|v|^2 1 + v v') / 2. The
+        # models were found with this matrix and depend on its noise, which about doubles that.
+        noise = self.hessian_std**2
         middle = (variance + noise * length) * np.eye(len(gradient)) + sampling
         middle = middle + noise * np.outer(step, step)
         covariance = inverse @ middle @ inverse
