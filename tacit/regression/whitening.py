@@ -43,12 +43,12 @@ class WhitenedRows:
     limit: float
     mean_factor: float
     """Released estimate of the mean of `factors`, rather too large."""
-    tails: float
-    """Mean fourth power of the norms of whole rows, relative to normal rows: from 1 to 25."""
     reach: float
     """Norm up to which `counted_once` is exact, relative to `limit`."""
     total: float
     """Public number of records or sum of weights, or the expected number if they were drawn."""
+    tails: float = 1.0
+    """Mean fourth power of the norms of whole rows, relative to normal rows: from 1 to 25."""
 
     @property
     def size(self) -> int:
@@ -170,9 +170,9 @@ def whiten(
         expected=expected,
         limit=limit,
         mean_factor=mean_factor,
-        tails=float(np.clip(fourth / (1 + 2 / size), 1.0, _LONGEST_TAILS)),
         reach=reach,
         total=total,
+        tails=float(np.clip(fourth / (1 + 2 / size), 1.0, _LONGEST_TAILS)),
     )
 
 
