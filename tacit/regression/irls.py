@@ -24,16 +24,19 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
+from scipy.linalg import null_space
 from scipy.special import expit, softmax
 
 from tacit._arrays import Floats, Indices
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
+from tacit.regression.logit_equations import Curvature, LogitEquations, NormalRows
 from tacit.regression.newton import (
     Solver,
     Uncertainty,
     hides_intervals,
+    uncertainty_of,
     undetermined,
 )
 from tacit.regression.penalty import Penalty
@@ -61,13 +64,11 @@ _MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.08, 0.01, 500
 _FEWEST_ROWS = 25_000
 _TIGHTEST_ROWS = 0.6
 _HOPELESS = 0.6
-_BEND = 0.3
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.25, 0.2  # as in `newton`
+_MOVING_DOUBT = 0.1  # relative error of a Hessian that is moved to another model
 _SQUARES = 0.7  # weight of residuals in the last release, relative to that of the Hessian
 _MARGIN = 1.05  # on sampling variances, for what the approximations leave out
 _LEAST_CURVATURE = 0.02  # of an early step; the largest is 1 / 4
-_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
-_NODE_WEIGHTS /= _NODE_WEIGHTS.sum()
 _NOISE_EXCESS = 1e-4  # mean log-loss that noise may add before rows and residuals are clipped more
 
 
@@ -303,14 +304,15 @@ def fit_irls(
         released, noise_std = _release_gradient(records, theta, clip, plan.gradient, rng)
         for solver, column in zip(solvers, released.T, strict=True):
             solver.add(column, noise_std)
-    uncertainty = None
+    uncertainty, unshrunk = None, solvers[0].unshrunk()
     if plan.errors is not None:
-        meat = _release_errors(sample, solvers[0], clip, plan.errors, rng)
-        free = undetermined(rows, fit_intercept=fit_intercept)
-        uncertainty = solvers[0].uncertainty(_MARGIN * meat / total, free=free, bend=_BEND)
+        solved = _release_errors(sample, solvers[0], clip, plan.errors, total, rng)
+        if solved is not None:
+            free, unshrunk = undetermined(rows, fit_intercept=fit_intercept), solved.theta
+            uncertainty = uncertainty_of(unshrunk, solved.covariance, solved.lost, whitening, free)
     return IRLSFit(
         whitening @ np.column_stack([solver.theta for solver in solvers]),
-        whitening @ solvers[0].unshrunk(),
+        whitening @ unshrunk,
         uncertainty,
     )
 
@@ -389,61 +391,104 @@ def _choose_ridge(
         solver.set_least_ridge(_RIDGES[best])
 
 
-def _release_errors(
-    records: WhitenedRows, solver: Solver, clip: float, mechanism: GaussianMechanism, rng: Rng
-) -> Floats:
-    """Release the Hessian and the mean of r^2 u u' at the last model, for two classes.
+class _Solved(NamedTuple):
+    """Unshrunk model for two classes and its covariance, in whitened units."""
 
-    The solver takes the Hessian, which is a better one than the first. The mean is returned.
+    theta: Floats
+    covariance: Floats
+    lost: Floats
+    """Directions that noise hides, as columns."""
+
+
+def _release_errors(
+    records: WhitenedRows,
+    solver: Solver,
+    clip: float,
+    mechanism: GaussianMechanism,
+    total: float,
+    rng: Rng,
+) -> _Solved | None:
+    """Release the Hessian and the mean of r^2 u u' near the solution, for two classes.
+
+    The result is None if noise is so large that the equations have no solution.
+
+    The first Hessian leads to the point of this release. `solver` takes the second one, which is
+    better, for its shrunk model. `total` counts all records, of which `records` may be a sample.
     """
+    size = records.size
+    rows = normal_rows(records, clip)
+    equations = LogitEquations(*solver.released(), rows)
+    at, found = equations.models[0], solver.hessian
+    # The Gram matrix that whitened the rows is known up to the noise added to its eigenvalues.
+    values, vectors = np.linalg.eigh(records.expected)
+    noise = (1 / np.maximum(values, 1e-3) - 1) / math.sqrt(2 * size)
+    # Few long rows, such as those of a rare category, may have a curvature of their own.
+    doubts = (vectors * (_HESSIAN_DOUBT**2 * records.tails + noise**2)) @ vectors.T
+    expected = Curvature(rows.hessian(at), doubts).rescaled(found, solver.hessian_std, 1.0)
+    first = expected.updated(found, solver.hessian_std)
+    scaling = equations.scaling(first.hessian, at)
+    root = equations.root(first, at, solver.theta)
+    theta = solver.theta if root is None else root.theta
 
     def weigh(span: slice, margins: Floats) -> Floats:
         p, weights = _probabilities(margins, clip)
         residuals = residuals_of(margins, records.targets[span], clip)
         curvatures = 4 * (weights * p * (1 - p))[:, 0] * records.counted_once(span)
-        return np.column_stack([curvatures, (_SQUARES * residuals / clip) ** 2])
+        squares = (_SQUARES * residuals[:, 0] / clip) ** 2 * records.weights_of(span)
+        return np.column_stack([curvatures, squares])
 
-    matrices = records.hessians(solver.unshrunk()[:, None], weigh)
+    matrices = records.hessians(theta[:, None], weigh)
     bound = ROUNDING * math.hypot(1.0, _SQUARES**2) * records.limit**2
     vector = np.concatenate([triangle(matrix) for matrix in matrices]) / bound
     scale = bound / records.total
-    hessian, squares = (
-        from_triangle(part, records.size)
-        for part in np.split(scale * mechanism.release(vector, rng), 2)
+    second, squares = (
+        from_triangle(part, size) for part in np.split(scale * mechanism.release(vector, rng), 2)
     )
     curvature, noise_std = 0.25 * records.reach, scale * mechanism.noise_std
+    doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
+    solver.refine(curvature * second, curvature * noise_std, doubt)
+    # Rows count with the square of their factors in the first Hessian, which the mean factor
+    # corrects on the whole only.
+    moved = Curvature(scaling @ rows.hessian(theta) @ scaling, first.doubts)
+    moved = moved.doubted(_MOVING_DOUBT * math.sqrt(records.tails))
+    moved = moved.rescaled(curvature * second, curvature * noise_std, 1 - records.mean_factor)
+    last = moved.updated(curvature * second, curvature * noise_std)
+    root = equations.root(last, theta, theta)
+    if root is None:
+        return None
     # Residuals of a true model have squares of mean p (1 - p), so that the gradient has the
     # covariance of its derivative, but with the square of the factor of each row.
-    expected = records.mean_factor * solver.hessian
-    doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
-    solver.refine(curvature * hessian, curvature * noise_std, doubt)
     square = (clip / _SQUARES) ** 2
-    return combine_squares(expected, square * squares, square * noise_std, _SQUARES_DOUBT)
+    meat = combine_squares(
+        records.mean_factor * last.hessian,
+        square * squares,
+        square * noise_std,
+        _SQUARES_DOUBT,
+        scale_doubt=0.0 if records.weights is None else 1.0,
+    )
+    middle = _MARGIN * meat / total + root.variance * np.eye(size)
+    middle = middle + np.outer(root.doubt, root.doubt)
+    middle += Curvature(root.hessian, last.doubts).error(root.inverse @ root.gradient)
+    return _Solved(root.theta, root.inverse @ middle @ root.inverse, null_space(last.known().T))
+
+
+def normal_rows(records: WhitenedRows, clip: float) -> NormalRows:
+    """Return normal rows with the mean and the Gram matrix that the whitening leads to expect."""
+    values, vectors = np.linalg.eigh(records.expected)
+    gram = (vectors * np.maximum(values, 1e-3)) @ vectors.T
+    return NormalRows(gram, gram @ records.constant, clip)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:
     """Return the Hessian at `theta` that normal rows with this mean and Gram matrix 1 would have.
 
-    Eigenvalues below `least`, which noise would hide, are raised to it.
-
-    It sets the early steps, and it costs nothing. By Stein's lemma, rows u with margins theta' u
-    have E[h u u'] = a 1 + b (mean v' + v mean') + c v v', where v = cov(u) theta, a = E[h],
-    b = E[h'] and c = E[h'']. For more than two classes it is the bound of Böhning & Lindsay 1988,
-    half of the Gram matrix.
+    It sets the early steps, and it costs nothing. For more than two classes it is the bound of
+    Böhning & Lindsay 1988, half of the Gram matrix.
     """
     size, outputs = theta.shape
     if outputs > 1:
         return 0.5 * np.eye(size)
-    center = float(theta[:, 0] @ mean)
-    spread = math.sqrt(max(float(theta[:, 0] @ theta[:, 0]) - center**2, 1e-6))
-    p, weights = _probabilities((center + spread * _NODES)[:, None], clip)
-    bent = (weights * p * (1 - p))[:, 0] * _NODE_WEIGHTS
-    slope, curve = bent @ _NODES / spread, bent @ (_NODES**2 - 1) / spread**2
-    v = theta[:, 0] - center * mean
-    cross = np.outer(mean, v)
-    hessian = bent.sum() * np.eye(size) + slope * (cross + cross.T) + curve * np.outer(v, v)
-    values, vectors = np.linalg.eigh(hessian)
-    return (vectors * np.clip(values, least, 0.25)) @ vectors.T
+    return NormalRows(np.eye(size), mean, clip).hessian(theta[:, 0], least)
 
 
 def _probabilities(margins: Floats, clip: float) -> tuple[Floats, Floats]:

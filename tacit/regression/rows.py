@@ -277,12 +277,23 @@ def shrink(matrix: Floats, noise_std: float, expected: Floats) -> tuple[Floats, 
     return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 
-def combine_squares(expected: Floats, found: Floats, noise_std: float, doubt: float) -> Floats:
+def combine_squares(
+    expected: Floats, found: Floats, noise_std: float, doubt: float, scale_doubt: float = 0.0
+) -> Floats:
     """Return the mean of r^2 u u' from its expectation and from a release, rather too large.
 
-    Half of the standard deviation is added to the eigenvalues, and no eigenvalue is negative.
+    The expected matrix is known up to a factor 1 of standard deviation `scale_doubt`, and up to
+    `doubt` or to what the release shows beyond its noise by two deviations, if that is more. Half
+    of the standard deviation is added to the eigenvalues, and no eigenvalue is negative.
     """
-    mean, std = combine(expected, 0.0, found, noise_std, doubt)
+    square, entries = float(np.sum(expected**2)), len(expected) * (len(expected) + 1) // 2
+    gain = scale_doubt**2 / (scale_doubt**2 + noise_std**2 / max(square, 1e-300))
+    ratio = float(np.sum(found * expected)) / max(square, 1e-300)
+    expected = max(1 + gain * (ratio - 1), 0.0) * expected
+    level = max(float(np.trace(expected)) / len(expected), 1e-300)
+    noise = noise_std**2 * (entries + 2 * math.sqrt(2 * entries))
+    shown = math.sqrt(max(float(np.sum((found - expected) ** 2)) - noise, 0.0))
+    mean, std = combine(expected, 0.0, found, noise_std, max(doubt, shown / level))
     values, vectors = np.linalg.eigh(mean)
     return (vectors * np.maximum(values + std / 2, 0.0)) @ vectors.T
 

@@ -22,6 +22,7 @@ TIGHTEST_ROWS = 0.8
 ROUNDING = 1 + 1e-6
 """Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
 _LONG_ROWS = 2e-4  # share of rows that may be clipped, if noise lets it be known
+_LONGEST_TAILS = 25.0  # see `WhitenedRows.tails`
 _REACHES, _WHOLE = np.arange(1.0, 2.6, 0.1), 0.9  # see `_release_limit`
 _NORM_LEVELS = 2.0 ** np.arange(-1, 6.5, 0.5)  # relative to the root mean square
 
@@ -46,11 +47,18 @@ class WhitenedRows:
     """Norm up to which `counted_once` is exact, relative to `limit`."""
     total: float
     """Public number of records or sum of weights, or the expected number if they were drawn."""
+    tails: float = 1.0
+    """Mean fourth power of the norms of whole rows, relative to normal rows: from 1 to 25."""
 
     @property
     def size(self) -> int:
         """Number of coefficients of one output."""
         return self.whitening.shape[1]
+
+    @property
+    def constant(self) -> Floats:
+        """The model that predicts 1 for every record, in whitened units; 0 without an intercept."""
+        return self.model(np.eye(len(self.whitening))[0])
 
     def take(self, rows: PrivateRows, chosen: Indices | slice, rate: float) -> "WhitenedRows":
         """Return the `chosen` records, a share `rate` of all; `rows` are their rows."""
@@ -95,6 +103,10 @@ class WhitenedRows:
         most 1. Rows longer than `reach` times `limit` count for less.
         """
         return np.minimum(1 / self.factors[span], self.reach) / self.reach
+
+    def weights_of(self, span: slice) -> Floats | float:
+        """Return the private weights of some records; 1 if all are 1."""
+        return 1.0 if self.weights is None else self.weights[span]
 
     def gram(self) -> Floats:
         """Return the private sum of u u' over the records."""
@@ -145,8 +157,10 @@ def whiten(
     )
     typical = math.sqrt(max(float(np.trace(expected)), 1.0))
     lengths = rows.norms(whitening)
-    level, mean_factor, reach = _release_limit(lengths / typical, norms, widest, n_records, rng)
-    limit = level * typical
+    level, mean_factor, reach, fourth = _release_limit(
+        lengths / typical, norms, widest, n_records, rng
+    )
+    limit, size = level * typical, whitening.shape[1]
     return WhitenedRows(
         rows=rows,
         targets=targets,
@@ -158,6 +172,7 @@ def whiten(
         mean_factor=mean_factor,
         reach=reach,
         total=total,
+        tails=float(np.clip(fourth / (1 + 2 / size), 1.0, _LONGEST_TAILS)),
     )
 
 
@@ -198,8 +213,10 @@ def _release_whitening(
 
 def _release_limit(
     norms: Floats, mechanism: GaussianMechanism, widest: float, n_records: int, rng: Rng
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Return the norm to which rows are clipped, the mean factor of clipping, and the reach.
+
+    Last comes the mean fourth power of the norms, from the bins that are above their noise.
 
     The norm is the smallest level of `norms` that few rows exceed, as far as noise shows it, or
     `widest` if that is smaller. The reach, relative to this norm, is where the trace of the sum of
@@ -221,4 +238,6 @@ def _release_limit(
         np.minimum(middle, 1.0) * np.maximum(noisy[:-1], 0.0)
     )
     enough = np.flatnonzero(traces >= _WHOLE * traces[-1])
-    return limit, float(np.clip(mean_factor, 0.5, 1.0)), float(_REACHES[enough[0]])
+    above_noise = np.where(noisy > 4 * mechanism.noise_std, noisy, 0.0)[:-1]
+    fourth = float(above_noise @ (middle * limit) ** 4) / max(n_records, 1)
+    return limit, float(np.clip(mean_factor, 0.5, 1.0)), float(_REACHES[enough[0]]), fourth
