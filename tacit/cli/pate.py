@@ -77,7 +77,7 @@ def pate(
       tacit pate people.csv --schema people.toml --public-test volunteers.csv
       tacit pate --epsilon 4 --vary teachers=10,25,50,100 --repeats 5
     """
-    from tacit.experiments import run_pate
+    from tacit.experiments import run_pate, spend_all_on_votes
 
     if ledger is not None:
         shared.require_ledger(ledger)
@@ -100,7 +100,7 @@ def pate(
         }
     )
     if epsilon is not None and (vary or "teachers").startswith("teachers"):
-        plan = _calibrated(plan)
+        plan = spend_all_on_votes(plan)
     if vary is not None:
         _sweep(plan, vary, out, repeats, data, ledger, as_json=as_json)
         return
@@ -146,31 +146,6 @@ def _plan(
     options = tables.FitOptions(schema=schema, public_test=public_test, public_sample=public_sample)
     settings = tables.table_settings(given, options)
     return Recipe.from_dict(settings, method="pate")
-
-
-def _calibrated(plan: "Recipe") -> "Recipe":
-    """Return the recipe with the noise at which all of its queries cost its epsilon.
-
-    A recipe that states noise, threshold or Laplace noise is left as it is: its answers end where
-    the budget does.
-    """
-    from tacit.pate import spend_budget
-
-    answers, privacy = plan.answers, plan.privacy
-    is_stated = answers.noise is not None or answers.threshold is not None
-    if is_stated or answers.mechanism != "gaussian":
-        return plan
-    is_checked = plan.data.name == "table" and not plan.data.public_sample
-    share = 1 - (plan.data.check_share if is_checked else 0.0)
-    found = spend_budget(
-        epsilon=share * privacy.budget.epsilon,
-        delta=privacy.budget.delta,
-        n_teachers=plan.teachers.count,
-        n_classes=2,
-        n_public=answers.queries,
-        n_queries=answers.queries,
-    )
-    return plan.with_settings({"answers.noise": found.sigma})
 
 
 def _sweep(

@@ -12,7 +12,7 @@ from tacit._lazy import lazy
 from tacit.regression.bounds import Bounds
 
 if TYPE_CHECKING:
-    from tacit.regression.frank_wolfe import FrankWolfe
+    from tacit.regression.frank_wolfe import ConstantModel, FrankWolfe
     from tacit.regression.intervals import Inference
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
+    "ConstantModel": "frank_wolfe",
     "FrankWolfe": "frank_wolfe",
     "Inference": "intervals",
     "LinearRegression": "linear",
@@ -33,6 +34,7 @@ _HOMES = {
 
 __all__ = [
     "Bounds",
+    "ConstantModel",
     "FrankWolfe",
     "Inference",
     "LinearRegression",
