@@ -158,6 +158,8 @@ def _sweep(
     *,
     as_json: bool,
 ) -> None:
+    from statistics import fmean, stdev
+
     from tacit.experiments import sweep_pate
     from tacit.report import write_pate_sweep
 
@@ -176,6 +178,11 @@ def _sweep(
     points = sweep_pate(
         plan, setting, values, out, repeats=repeats, data=data, ledger=ledger, on_point=on_point
     )
+    if repeats > 1:
+        say(f"{setting:>10}  mean ± standard deviation of {repeats} runs")
+        for value in values:
+            found = [100 * point.accuracy for point in points if point.value == value]
+            say(f"{value:10g}  {fmean(found):10.2f} ± {stdev(found):.2f}")
     page = write_pate_sweep(setting, points, out)
     say(f"page      {page}")
     say(f"wrote {out}; if you release several of these runs, their costs add up")
