@@ -142,9 +142,10 @@ def main() -> None:
     parser.add_argument("--diffprivlib")
     given = parser.parse_args()
     lines, n_met, n_cells, grown = [], 0, 0, []
-    for name, (least, errors) in method_tables.over_splits(one_split, given).items():
+    measured = method_tables.over_splits(one_split, lambda name: len(LOADERS[name]().y), given)
+    for name, (least, errors) in measured.items():
         if given.diffprivlib:
-            asked = ask_diffprivlib(given.diffprivlib, name, given.seeds)
+            asked = ask_diffprivlib(given.diffprivlib, name, len(least))
             errors["diffprivlib (pure)"] = np.array(asked)
         excess = {method: 100 * (e / least[:, None] - 1) for method, e in errors.items()}
         medians = {method: np.median(e, axis=0) for method, e in excess.items()}
@@ -152,15 +153,16 @@ def main() -> None:
         n_met, n_cells = n_met + int(met.sum()), n_cells + len(met)
         if grows(excess["auto"]):
             grown.append(name)
-        lines += method_tables.lines_of(name, medians, met)
+        lines += method_tables.lines_of(name, len(least), medians, met)
     results.write(
         "regression_linear",
         "Linear regression on every table, by all methods",
         ["numpy", "scikit-learn"],
-        f"Excess test error over least squares in percent, median of {given.seeds} splits, delta "
-        f"{DELTA:g} (functional and diffprivlib: pure). `auto` is within {FACTOR:g} times the best "
-        f"of all methods, or within {ENOUGH:g} %, in {n_met} of {n_cells} cells. Tables on which "
-        f"it grows with epsilon by more than noise: {', '.join(grown) or 'none'}.",
+        "Excess test error over least squares in percent, "
+        f"{method_tables.splits_in_words(given.seeds)}, delta {DELTA:g} (functional and "
+        f"diffprivlib: pure). `auto` is within {FACTOR:g} times the best of all methods, or within "
+        f"{ENOUGH:g} %, in {n_met} of {n_cells} cells. Tables on which it grows with epsilon by "
+        f"more than noise: {', '.join(grown) or 'none'}.",
         results.table(method_tables.HEADER, lines),
     )
 

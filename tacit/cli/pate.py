@@ -77,7 +77,7 @@ def pate(
       tacit pate people.csv --schema people.toml --public-test volunteers.csv
       tacit pate --epsilon 4 --vary teachers=10,25,50,100 --repeats 5
     """
-    from tacit.experiments import run_pate
+    from tacit.experiments import run_pate, spend_all_on_votes
 
     if ledger is not None:
         shared.require_ledger(ledger)
@@ -100,7 +100,7 @@ def pate(
         }
     )
     if epsilon is not None and (vary or "teachers").startswith("teachers"):
-        plan = _calibrated(plan)
+        plan = spend_all_on_votes(plan)
     if vary is not None:
         _sweep(plan, vary, out, repeats, data, ledger, as_json=as_json)
         return
@@ -148,31 +148,6 @@ def _plan(
     return Recipe.from_dict(settings, method="pate")
 
 
-def _calibrated(plan: "Recipe") -> "Recipe":
-    """Return the recipe with the noise at which all of its queries cost its epsilon.
-
-    A recipe that states noise, threshold or Laplace noise is left as it is: its answers end where
-    the budget does.
-    """
-    from tacit.pate import spend_budget
-
-    answers, privacy = plan.answers, plan.privacy
-    is_stated = answers.noise is not None or answers.threshold is not None
-    if is_stated or answers.mechanism != "gaussian":
-        return plan
-    is_checked = plan.data.name == "table" and not plan.data.public_sample
-    share = 1 - (plan.data.check_share if is_checked else 0.0)
-    found = spend_budget(
-        epsilon=share * privacy.budget.epsilon,
-        delta=privacy.budget.delta,
-        n_teachers=plan.teachers.count,
-        n_classes=2,
-        n_public=answers.queries,
-        n_queries=answers.queries,
-    )
-    return plan.with_settings({"answers.noise": found.sigma})
-
-
 def _sweep(
     plan: "Recipe",
     vary: str,
@@ -183,6 +158,8 @@ def _sweep(
     *,
     as_json: bool,
 ) -> None:
+    from statistics import fmean, stdev
+
     from tacit.experiments import sweep_pate
     from tacit.report import write_pate_sweep
 
@@ -201,6 +178,11 @@ def _sweep(
     points = sweep_pate(
         plan, setting, values, out, repeats=repeats, data=data, ledger=ledger, on_point=on_point
     )
+    if repeats > 1:
+        say(f"{setting:>10}  mean ± standard deviation of {repeats} runs")
+        for value in values:
+            found = [100 * point.accuracy for point in points if point.value == value]
+            say(f"{value:10g}  {fmean(found):10.2f} ± {stdev(found):.2f}")
     page = write_pate_sweep(setting, points, out)
     say(f"page      {page}")
     say(f"wrote {out}; if you release several of these runs, their costs add up")

@@ -53,7 +53,7 @@ from tacit.experiments.facts import (
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_losses
-from tacit.experiments.pate_run import run_pate
+from tacit.experiments.pate_run import run_pate, spend_all_on_votes
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, DataSettings, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression, run_transfer
@@ -175,6 +175,7 @@ __all__ = [
     "score_losses",
     "seal_of",
     "shipped",
+    "spend_all_on_votes",
     "study_frank_wolfe",
     "study_functional",
     "study_logit",

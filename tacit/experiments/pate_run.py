@@ -17,7 +17,7 @@ import numpy as np
 from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.errors import WeakGuarantee
-from tacit.events import Event, PureDP, Sequence
+from tacit.events import Event, Gaussian, PureDP, Relation, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import (
     ANSWERS,
@@ -34,7 +34,12 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.folder import RunFolder, open_for_run
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.table_check import check_table, table_releases, table_touches
+from tacit.experiments.table_check import (
+    check_table,
+    spend_check,
+    table_releases,
+    table_touches,
+)
 from tacit.ledger import Ledger
 from tacit.pate import (
     NO_ANSWER,
@@ -45,6 +50,7 @@ from tacit.pate import (
     Sanitizer,
     SpreadStudent,
     character_features,
+    spend_budget,
 )
 
 _COMPONENTS = 200  # principal components of image features, computed from the public inputs
@@ -111,6 +117,35 @@ def _run_pate(
     seconds = round(time.perf_counter() - start, 3)
     facts = replace(facts, resumed=int(was_killed), seconds=seconds)
     return run.finish(facts, model.ledger_)
+
+
+def spend_all_on_votes(recipe: Recipe) -> Recipe:
+    """Return the recipe with the noise at which all of its queries cost what its epsilon leaves.
+
+    A recipe that states noise, threshold or Laplace noise is left as it is: its answers end where
+    the budget does. A ledger that has paid for the check of a table admits slightly less than the
+    rest of epsilon, because the votes come after a release. So a ledger is asked.
+    """
+    answers, budget = recipe.answers, recipe.privacy.budget
+    is_stated = answers.noise is not None or answers.threshold is not None
+    if is_stated or answers.mechanism != "gaussian":
+        return recipe
+    epsilon, settings = budget.epsilon, recipe.data
+    if settings.name == "table" and settings.check_share and not settings.public_sample:
+        trial = Ledger(budget=budget, relation=Relation(recipe.privacy.relation))
+        spend_check(settings, trial, epsilon=epsilon)
+        left = Gaussian(trial.remaining().noise_multiplier)
+        epsilon = accounting.epsilon(left, delta=budget.delta, accountant=accounting.GDP())
+        epsilon *= 1 - 1e-6  # for rounding on the way back to the noise
+    found = spend_budget(
+        epsilon=epsilon,
+        delta=budget.delta,
+        n_teachers=recipe.teachers.count,
+        n_classes=2,
+        n_public=answers.queries,
+        n_queries=answers.queries,
+    )
+    return recipe.with_settings({"answers.noise": found.sigma})
 
 
 def _planned_epsilon(recipe: Recipe, ledger: Ledger) -> float:

@@ -10,6 +10,7 @@ releasing all of the fitted models. A ledger, if given, pays for every fit befor
 """
 
 import csv
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -218,7 +219,7 @@ def study_frank_wolfe(
     The polytopes are l1 balls of the given radii (None is the default radius), or the convex hull
     of the `vertices`, one row each in the encoded units of the table.
     """
-    from tacit.regression import FrankWolfe
+    from tacit.regression import ConstantModel, FrankWolfe
 
     if table.n_classes not in (None, 2):
         raise ValueError("Frank-Wolfe needs a number or two classes as target.")
@@ -233,10 +234,12 @@ def study_frank_wolfe(
     names = {f"radius {'by default' if r is None else f'{r:g}'}": r for r in radii}
     if vertices is not None:
         names = {f"polytope of {len(vertices)} vertices": None}
-    return _by_epsilon(
-        table, "frank-wolfe", "Frank–Wolfe over a polytope: loss against epsilon", make, names,
-        epsilons, delta, **terms,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantModel)  # `_by_epsilon` counts them
+        return _by_epsilon(
+            table, "frank-wolfe", "Frank–Wolfe over a polytope: loss against epsilon", make, names,
+            epsilons, delta, **terms,
+        )  # fmt: skip
 
 
 def study_migration(
@@ -379,7 +382,10 @@ def _by_epsilon(
     delta: float,
     **terms: Unpack[StudyTerms],
 ) -> Study:
-    """Return a study with a curve for each setting: loss on held-out records against epsilon."""
+    """Return a study with a curve for each setting: loss on held-out records against epsilon.
+
+    A warning says how many of the fits at each point gave a constant model.
+    """
     draws, at = _Draws(**terms), sorted(set(epsilons))
     if not at:
         raise ValueError("a study needs at least one epsilon.")
@@ -389,6 +395,7 @@ def _by_epsilon(
         rows = []
         for epsilon in at:
             rows.append([])
+            n_constant = 0
             for repeat in range(draws.repeats):
                 train, test = draws.split(len(table.x), repeat)
                 model = make(setting, epsilon, draws.options(table, repeat))
@@ -396,6 +403,13 @@ def _by_epsilon(
                 events.append(model.event_)
                 rows[-1].append(_loss(table, model, test))
                 draws.tell(len(events), total)
+                n_constant += getattr(model, "is_constant_", False)
+            if n_constant:
+                warnings.warn(
+                    f"{label}, epsilon {epsilon:g}: {n_constant} of {draws.repeats} models are "
+                    "constant, they predict the same for every row within the bounds.",
+                    stacklevel=3,
+                )
         curves.append(_curve(label, at, rows))
     return Study(
         name=name,

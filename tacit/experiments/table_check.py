@@ -140,6 +140,19 @@ def _count(
     return found
 
 
+def spend_check(settings: DataSettings, ledger: Ledger, *, epsilon: float) -> None:
+    """Let `ledger` pay what `check_table` will pay for a table, without reading the table.
+
+    The price does not depend on the records, so two columns without a flag stand for them.
+    """
+    summaries.count_outside(
+        dict.fromkeys(("feature", "target"), summaries.FlagCounts(0, 1)),
+        epsilon=settings.check_share * epsilon,
+        ledger=ledger,
+        relation=ledger.relation,
+    )
+
+
 def table_touches(
     settings: DataSettings, dataset: Dataset, checked: Sequence[Event], paid: Event | None
 ) -> tuple[Touch, ...]:

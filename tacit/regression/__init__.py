@@ -13,7 +13,7 @@ from tacit.regression.bounds import Bounds
 
 if TYPE_CHECKING:
     from tacit.regression.estimator import planned_event
-    from tacit.regression.frank_wolfe import FrankWolfe
+    from tacit.regression.frank_wolfe import ConstantModel, FrankWolfe
     from tacit.regression.intervals import Inference
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
+    "ConstantModel": "frank_wolfe",
     "FrankWolfe": "frank_wolfe",
     "Inference": "intervals",
     "LinearRegression": "linear",
@@ -35,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Bounds",
+    "ConstantModel",
     "FrankWolfe",
     "Inference",
     "LinearRegression",

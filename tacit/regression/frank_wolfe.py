@@ -50,6 +50,10 @@ ANALYSES = ("tight", "published")
 _SIGNAL_PER_STEP, _FEWEST_STEPS = 25, 4
 
 
+class ConstantModel(UserWarning):
+    """A fitted model predicts the same for every row within the bounds."""
+
+
 def _is_logistic(estimator: "FrankWolfe") -> bool:
     return estimator.loss == "logistic"
 
@@ -91,6 +95,12 @@ class FrankWolfe(PrivateEstimator):
     target_bounds, classes
         Only `target_bounds` is used with the squared loss, only `classes` with the logistic loss.
 
+    Attributes
+    ----------
+    is_constant_
+        Whether the model predicts the same for every row within the bounds; a warning,
+        `ConstantModel`, says so too.
+
     Examples
     --------
     >>> import numpy as np
@@ -116,6 +126,7 @@ class FrankWolfe(PrivateEstimator):
     coef_: Floats = field(init=False)
     intercept_: Any = field(init=False)  # Any: a float or (1,), as in scikit-learn
     classes_: NDArray[Any] = field(init=False)
+    is_constant_: bool = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit the model to private `X` (n, d), dense or sparse, and `y` (n,), paying first."""
@@ -163,10 +174,13 @@ class FrankWolfe(PrivateEstimator):
         start = float(np.ravel(self.intercept_)[0])
         lowest, highest = start + ends.min(axis=0).sum(), start + ends.max(axis=0).sum()
         is_one_class = _is_logistic(self) and (lowest > 0 or highest <= 0)
-        if not coef.any() or is_one_class:
+        self.is_constant_ = bool(not coef.any() or is_one_class)
+        if self.is_constant_:
+            other = "LogisticRegression" if _is_logistic(self) else "LinearRegression"
             warnings.warn(
                 "the fitted model is constant: it predicts the same for every row within the "
-                "bounds. Use a larger radius, a larger epsilon, or LogisticRegression.",
+                f"bounds. Use a larger radius, a larger epsilon, or {other}.",
+                ConstantModel,
                 stacklevel=3,
             )
 

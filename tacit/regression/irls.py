@@ -57,7 +57,7 @@ _ERRORS_SHARE, _GRADIENT_SHARE = 0.08, 0.545
 _TOTAL_SHARE = 0.03  # only with weights
 _CHOICES, _CHOICE_SHARE, _CHOICE_NOISE, _CHOICE_GAIN = 3, 0.04, 0.01, 0.001
 """For the choices of a ridge: their largest number, the last before the last gradient; their share
-of the budget; the largest noise, as a share of the records, with which they are made; and the least
+of the budget; the largest noise, as a share of the records, with which one is made; and the least
 gain in the share of right predictions."""
 _RIDGES = (1e-3, 3e-3, 1e-2, 3e-2)
 _MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.08, 0.01, 500
@@ -191,10 +191,12 @@ def plan_irls(
     )
     sample_rate = _rate(enough, size, n_records)
     steps = _STEPS if sample_rate == 1 else _FEW_STEPS
-    choices = min(_CHOICES, steps - 1)  # each needs a gradient before it
-    noise = whole * math.sqrt(choices * len(_RIDGES) / _CHOICE_SHARE) / (sample_rate * n_records)
-    if n_classes > 2 or is_penalized or noise > _CHOICE_NOISE:
-        choices = 0
+    choices = 0
+    if n_classes == 2 and not is_penalized:
+        # Choices share their part of the budget: n of them have sqrt(n) times the noise of one.
+        noise = whole * math.sqrt(len(_RIDGES) / _CHOICE_SHARE) / (sample_rate * n_records)
+        most = min(_CHOICES, steps - 1)  # each needs a gradient before it
+        choices = int(min(most, (_CHOICE_NOISE / noise) ** 2))
     made = mechanisms(steps, choices)
     total = made.pop(0) if is_weighted else None
     errors = made.pop() if has_errors else None

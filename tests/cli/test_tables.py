@@ -396,6 +396,19 @@ def test_pate_asks_about_declared_public_inputs_only(work):
     assert call("predict", "pate", "public.csv").output.startswith("sick\n")
 
 
+@pytest.mark.parametrize("epsilon", [4, 8])
+def test_pate_by_epsilon_answers_every_query_although_the_check_was_paid_first(work, epsilon):
+    result = call("pate", "good.csv", "--schema", "good.toml", "--public-test", "public.csv",
+                  "--teachers", 20, "--queries", 20, "--epsilon", epsilon, "--out", "pate",
+                  "--no-page", "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout[result.stdout.index("{") :])
+    assert facts["utility"]["others"]["answered"] == 20
+    assert 0.9 * epsilon < facts["epsilon"] <= epsilon
+    entries = list(Ledger(work / "pate" / "run.ledger", read_only=True).history())
+    assert len(entries) == 2  # the check, and all votes as one plan
+
+
 def test_the_schema_of_a_file_begins_with_its_names(work):
     assert call("schema", "init", "good.csv", "--out", "new.toml").exit_code == 0
     text = (work / "new.toml").read_text()

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import tacit
 from tacit.errors import BudgetExceeded
 from tacit.events import Exponential, PureDP, Relation, Repeated
-from tacit.regression import Bounds, FrankWolfe, frank_wolfe
+from tacit.regression import Bounds, ConstantModel, FrankWolfe, frank_wolfe
 from tacit.regression.sparse_gradient import LOSSES, ClippedLoss
 
 # Tables of a few rows leave nothing but noise, and the model may be constant.
@@ -355,7 +355,8 @@ def test_a_seed_repeats_the_model():
 @pytest.mark.parametrize("model", MEMBERS, ids=repr)
 def test_only_released_values_are_kept(model):
     learned = {key for key in vars(clone(model).fit(*some_data())) if key.endswith("_")}
-    assert learned <= {"coef_", "intercept_", "event_", "classes_", "n_features_in_"}
+    released = {"coef_", "intercept_", "event_", "is_constant_"}  # the last follows from the first
+    assert learned <= released | {"classes_", "n_features_in_"}
 
 
 def test_a_regressor_has_no_probabilities():
@@ -383,10 +384,16 @@ def test_the_default_radius_follows_the_budget_and_finds_a_model():
     assert model.score(X, y) > max(np.mean(y), 1 - np.mean(y)) + 0.03
 
 
-def test_a_constant_model_is_reported():
+@pytest.mark.parametrize(("loss", "other"), [("logistic", "Logistic"), ("squared", "Linear")])
+def test_a_constant_model_is_reported(loss, other):
     rng = np.random.default_rng(0)
     X = (rng.random((2000, 5)) < 0.1).astype(float)
     y = np.arange(2000) % 10 == 0
-    model = FrankWolfe(loss="logistic", bounds=(0, 1), radius=0.5, steps=1, random_state=0)
-    with pytest.warns(UserWarning, match="the fitted model is constant"):
+    options = {"loss": loss, "bounds": (0, 1), "radius": 0.5, "steps": 1, "random_state": 0}
+    if loss == "squared":
+        options |= {"target_bounds": (0, 1), "epsilon": 100.0}  # the intercept has most influence
+        y = np.ones(2000)
+    model = FrankWolfe(**options)
+    with pytest.warns(ConstantModel, match=f"the fitted model is constant.* or {other}Regression"):
         model.fit(X, y)
+    assert model.is_constant_

@@ -136,6 +136,18 @@ def test_the_ridge_that_predicts_most_records_right_is_chosen(right, chosen, is_
     assert solver.chosen == chosen
 
 
+def test_noise_decides_how_often_a_ridge_is_chosen():
+    """The counts of all choices share one budget, so fewer choices have less noise each."""
+    terms = {"n_classes": 2, "row_norm": 1.6, **BUDGET | {"epsilon": 1.0, "delta": 1e-6}}
+    sizes = (2_000, 4_700, 6_500, 20_000)
+    plans = [irls.plan_irls(4, **terms, n_records=n) for n in sizes]
+    assert [plan.choices for plan in plans] == [0, 1, 2, 3]
+    for n, plan in zip(sizes[1:], plans[1:], strict=True):
+        assert plan.choice is not None
+        noise = plan.choice.noise_std * np.sqrt(len(irls._RIDGES)) / n
+        assert noise <= 1.05 * irls._CHOICE_NOISE  # all shares together are slightly above 1
+
+
 def test_a_penalty_of_the_user_leaves_nothing_to_choose():
     terms = {"n_classes": 2, "row_norm": 1.6, "n_records": 10**5}
     assert irls.plan_irls(4, **terms, **BUDGET).choices > 0
