@@ -42,6 +42,7 @@ from tacit.regression.rows import (
     triangle,
     triangle_noise,
 )
+from tacit.regression.tails import LOOKS, ResidualTails
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_linear.py.
@@ -54,10 +55,12 @@ _NOISE_EXCESS = 3e-4
 _ROW_CLIP = 0.7
 _RESIDUAL_CLIP, _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS = 1.7, 1.36, 5.0
 _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of rows
+_TAILS_SHARE = 0.03  # share of the budget for histograms of residuals
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 0.6
+_BIASED = 4.0  # in standard deviations: see `Solver`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
@@ -96,6 +99,7 @@ class NewtonPlan:
     first_gram: GaussianMechanism
     norms: GaussianMechanism
     second_gram: GaussianMechanism
+    tails: GaussianMechanism
     gradient: GaussianMechanism
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if noise hides all coefficients."""
@@ -117,9 +121,10 @@ class NewtonPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         single = (self.mean, self.first_gram, self.norms, self.second_gram)
+        tails = Repeated(self.tails.event, len(LOOKS))
         steps = Repeated(self.gradient.event, self.steps)
         errors = () if self.errors is None else (self.errors.event,)
-        return Sequence((*(mechanism.event for mechanism in single), steps, *errors))
+        return Sequence((*(mechanism.event for mechanism in single), tails, steps, *errors))
 
 
 class Uncertainty(NamedTuple):
@@ -180,13 +185,15 @@ def plan_newton(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
     has_errors = not hides_intervals(n_features, whole, n_records)
-    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, _ERRORS * has_errors))
+    matrices = (_FIRST_GRAM, _SECOND_GRAM, _ERRORS * has_errors)
+    others = math.fsum((mean, *matrices, _NORMS_SHARE, _TAILS_SHARE))
     root = math.sqrt(2.0)
     mechanisms = gaussian_mechanisms(
         (mean, 2.0, 1),
         (_FIRST_GRAM, root, 1),
         (_NORMS_SHARE, root, 1),
         (_SECOND_GRAM, root, 1),
+        (_TAILS_SHARE, root, len(LOOKS)),
         (1 - others, 2.0, _STEPS),
         *[(_ERRORS, root, 1)] * has_errors,
         **budget,
@@ -196,8 +203,8 @@ def plan_newton(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
     )
     return NewtonPlan(
-        *mechanisms[:5],
-        errors=mechanisms[5] if has_errors else None,
+        *mechanisms[:6],
+        errors=mechanisms[6] if has_errors else None,
         steps=_STEPS,
         row_norm=row_norm,
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
@@ -214,6 +221,7 @@ def fit_newton(
     *,
     n_records: int,
     rng: Rng,
+    is_exact: bool = True,
     weights: Floats | None = None,
     fit_intercept: bool = True,
     penalty: Penalty | None = None,
@@ -223,8 +231,10 @@ def fit_newton(
     `weights` are in [0, 1], one per row. A row of weight v counts as v rows, so that no sum changes
     by more than without weights. The sum of the weights is private and takes the place of
     `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
+    Without weights the same is done with the number of rows, unless `is_exact` says that it is
+    public and equal to `n_records`.
     """
-    mean, mean_variance, total = _release_mean(y, weights, plan, n_records, rng)
+    mean, mean_variance, total = _release_mean(y, weights, plan, n_records, rng, is_exact=is_exact)
     records = whiten(
         rows,
         rows,
@@ -248,15 +258,23 @@ def fit_newton(
     solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
-    clip = clipped_square = share = 1.0
-    for _ in range(plan.steps):
+    tails, scale = ResidualTails(plan.tails, total), limit * _SPREAD_SHARE
+    # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
+    bound = ROUNDING * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
+    slope = bound * plan.gradient.noise_std / total
+    tight = clip = clipped_square = share = 1.0
+    widest, clips = 0.0, []
+    for step in range(plan.steps):
+        if step in LOOKS:
+            tails.look(records, solver.theta, rng)
+            clip = tails.widened(tight, slope * math.sqrt(records.size / plan.steps))
+            widest = clip if clip > tight else 0.0
+            solver.biases = tails.bias(np.array(clips)) ** 2 / records.size
+        clips.append(clip)
         gradient, squares = _gradient(records, solver.theta, clip)
-        # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
-        scale = limit * _SPREAD_SHARE
         value = np.append(gradient, scale * squares)
-        bound = ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
-        released = bound * plan.gradient.release(value / bound, rng) / total
-        noise_std = bound * plan.gradient.noise_std / total
+        released = bound * clip * plan.gradient.release(value / (bound * clip), rng) / total
+        noise_std = slope * clip
         squares = spread.add(
             clip * (released[-1] / scale + clip / 2), clip * noise_std / scale, clip
         )
@@ -265,7 +283,8 @@ def fit_newton(
         share = spread.inside(clip) / records.mean_factor
         clipped_square = squares / share**2
         solver.add(released[:-1] / share, noise_std / share)
-        clip = min(plan.residual_clip * spread.std, plan.widest_clip)
+        tight = min(plan.residual_clip * spread.std, plan.widest_clip)
+        clip = max(tight, widest)
     uncertainty = None
     if plan.errors is not None:
         errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
@@ -313,22 +332,29 @@ def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
 
 
 def _release_mean(
-    y: Floats, weights: Floats | None, plan: NewtonPlan, n_records: int, rng: Rng
+    y: Floats,
+    weights: Floats | None,
+    plan: NewtonPlan,
+    n_records: int,
+    rng: Rng,
+    *,
+    is_exact: bool,
 ) -> tuple[float, float, float]:
-    """Return the mean of the targets, its noise variance, and the sum of weights.
+    """Return the mean of the targets, its noise variance, and the number of rows, or their weight.
 
-    The sum of weights is `n_records` if there are none.
+    The number is `n_records` if that is exact and there are no weights.
     """
-    if weights is None:
+    if weights is None and is_exact:
         total, bound = float(n_records), 1.0
         noisy = plan.mean.release(np.array([y.sum()]), rng)[0]  # one target is in [-1, 1]
     else:
         # One record adds (v y, v), of norm at most sqrt(2). Replaced, it changes this by at most 2
         # in norm, which is less than twice that.
         bound = math.sqrt(2)
-        exact = np.array([weights @ y, weights.sum()])
-        noisy, total = (bound * plan.mean.release(exact / bound, rng)).tolist()
-        total = float(np.clip(total, max(1.0, 1e-3 * n_records), n_records))
+        sums = (y.sum(), len(y)) if weights is None else (weights @ y, weights.sum())
+        noisy, total = (bound * plan.mean.release(np.array(sums) / bound, rng)).tolist()
+        most = n_records if is_exact else 2 * n_records  # see `public_size`
+        total = float(np.clip(total, max(1.0, 1e-3 * n_records), most))
     variance = (bound * plan.mean.noise_std / total) ** 2
     return float(np.clip(noisy / total, -1, 1)), variance, total
 
@@ -477,6 +503,8 @@ class Solver:
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
+        self.biases: Floats = np.zeros(0)
+        """Mean squares of what each of the first gradients may be off besides its noise."""
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
         self.anchor: Anchor | None = None
@@ -531,7 +559,9 @@ class Solver:
         count = len(self._models)
         first = 0 if count == 1 else max(1, int(_DROPPED * (count - 1)))
         variances = np.array(self._variances[first:])
-        weights = 1 / variances / (1 / variances).sum()
+        biases = np.pad(self.biases, (0, count - len(self.biases)))[first:]
+        weights = 1 / (variances + biases)
+        weights /= weights.sum()
         model = weights @ np.array(self._models[first:])
         return model, weights @ np.array(self._gradients[first:]), float(weights**2 @ variances)
 
@@ -587,8 +617,12 @@ class Solver:
             unit, noise = self.anchor
             slopes = base - unit * (unit @ base) / (unit @ unit)
             noise += self.hessian_std**2 * float(slopes @ slopes) / 2
-            weighted = variance * unit / (variance * float(unit @ unit) + noise)
-            cross, center = cross - weighted * (unit @ cross), base - weighted * (unit @ base)
+            length, gap = float(unit @ unit), float(unit @ cross)
+            own = variance * length
+            # A gap of more than some standard deviations is a bias of the clipped gradients.
+            own += max(gap**2 - _BIASED**2 * (own + noise), 0.0)
+            weighted = own / (own + noise) * unit / length
+            cross, center = cross - weighted * gap, base - weighted * (unit @ base)
         return cross, self._basis.T @ (cross + self._damping * center), variance, base
 
     def _penalized(self, penalty: Penalty) -> Floats:

@@ -8,6 +8,7 @@ from tacit.events import Relation
 from tacit.mechanisms import generator
 from tacit.regression import Bounds, newton
 from tacit.regression.rows import PrivateRows, from_triangle, shrink
+from tacit.regression.tails import LOOKS
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -20,13 +21,15 @@ def skewed(rows=400, features=4, seed=0):
     return X, np.clip(X @ np.linspace(-1, 1, features) + rng.standard_t(2, rows) / 3, -1, 1)
 
 
-def values_released(monkeypatch, X, y, plan, outputs, weights=None):
+def values_released(monkeypatch, X, y, plan, outputs, weights=None, *, is_exact=True):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
     with recorded_releases(monkeypatch, outputs) as seen:
         rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
         if weights is not None:
             rows.factors *= np.sqrt(weights)
-        newton.fit_newton(rows, y, plan, n_records=400, rng=generator(0), weights=weights)
+        newton.fit_newton(
+            rows, y, plan, n_records=400, rng=generator(0), weights=weights, is_exact=is_exact
+        )
     return seen
 
 
@@ -35,27 +38,32 @@ def values_released(monkeypatch, X, y, plan, outputs, weights=None):
     "extreme", [[5.0, 5, 5, 5], [-2.0, 5, -2, 5], [1e9, -1e9, 0, 0], [0.0, 5, 0, 0]], ids=str
 )
 @pytest.mark.parametrize("target", [-1.0, 1.0])
-@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "weighted", "counted"])
 def test_one_record_changes_no_release_by_more_than_its_sensitivity(
-    monkeypatch, extreme, target, epsilon, is_weighted
+    monkeypatch, extreme, target, epsilon, kind
 ):
     X, y = skewed()
+    is_weighted, is_exact = kind == "weighted", kind != "counted"
     weights = np.random.default_rng(1).random(401) ** 4 if is_weighted else None
     if is_weighted:
         weights[[0, 400]] = 1.0  # of the record that goes and of the one that comes
     plan = newton.plan_newton(4, row_norm=1.6, n_records=400, **BUDGET | {"epsilon": epsilon})
     outputs = []
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
-    exact = values_released(monkeypatch, X, y, plan, outputs, old)
+    tables = [
+        (X, y, old),
+        (np.vstack([X, extreme]), np.append(y, target), more),
+        (np.vstack([X[1:], extreme]), np.append(y[1:], target), other),
+    ]
+    exact, added, replaced = (
+        values_released(monkeypatch, X, y, plan, outputs, weights, is_exact=is_exact)
+        for X, y, weights in tables
+    )
     has_errors = plan.errors is not None
-    assert len(exact) == 4 + plan.steps + has_errors
-    added = values_released(
-        monkeypatch, np.vstack([X, extreme]), np.append(y, target), plan, outputs, more
-    )
-    replaced = values_released(
-        monkeypatch, np.vstack([X[1:], extreme]), np.append(y[1:], target), plan, outputs, other
-    )
-    factors = [2.0, *[np.sqrt(2)] * 3, *[2.0] * plan.steps, *[np.sqrt(2)] * has_errors]
+    assert len(exact) == 4 + len(LOOKS) + plan.steps + has_errors
+    root = np.sqrt(2)
+    steps = [[root, 2.0] if step in LOOKS else [2.0] for step in range(plan.steps)]
+    factors = [2.0, *[root] * 3, *sum(steps, []), *[root] * has_errors]
     for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
         assert np.linalg.norm(one - second) <= 1 + 1e-9
         assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
