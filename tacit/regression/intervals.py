@@ -38,10 +38,10 @@ class Inference:
     from `coef_`, which is: shrinking lowers the error of predictions but would void the intervals.
 
     Intervals are normal approximations. The variance of errors may depend on the features: it is
-    released (a sandwich estimate). If noise is so large that residuals are clipped, and the clipped
-    parts are larger on one side, intervals are widened by what the release shows of it. A
-    coefficient that noise hides, or that collinear columns leave undetermined, has an infinite
-    standard error; differences of such coefficients may have a finite one (`contrast`).
+    released (a sandwich estimate). If noise is so large that residuals are clipped, what is cut off
+    on one side is released, taken off the intercept, and added to its uncertainty. A coefficient
+    that noise hides, or that collinear columns leave undetermined, has an infinite standard error;
+    differences of such coefficients may have a finite one (`contrast`).
     """
 
     names: tuple[str, ...]
@@ -149,7 +149,13 @@ class Inference:
             numbers = f"{estimate:>11.4g} {error:>11.4g} {z:>9.3f} {p:>7.3f}"
             lines.append(f"{name:{width}} {numbers} {lower:>11.4g} {upper:>11.4g}")
         lines.append(rule)
-        if np.isinf(self.standard_errors).any():
+        is_hidden = np.isinf(self.standard_errors)
+        if is_hidden.all():
+            lines.append(
+                "inf: noise is as large as all that the records say about the coefficients, so no\n"
+                "finite interval is valid. More records, more budget or fewer columns help."
+            )
+        elif is_hidden.any():
             lines.append(
                 "inf: noise hides this coefficient, or other columns determine this one. More\n"
                 "records, more budget or fewer columns help."

@@ -419,7 +419,7 @@ def _release_errors(
     rows = normal_rows(records, clip)
     equations = LogitEquations(*solver.released(), rows)
     at, found = equations.models[0], solver.hessian
-    # The Gram matrix that whitened the rows is known up to noise, which was added to its eigenvalues.
+    # The Gram matrix that whitened the rows is known up to the noise added to its eigenvalues.
     values, vectors = np.linalg.eigh(records.expected)
     noise = (1 / np.maximum(values, 1e-3) - 1) / math.sqrt(2 * size)
     doubts = (vectors * (_HESSIAN_DOUBT**2 + noise**2)) @ vectors.T
@@ -474,8 +474,7 @@ def normal_rows(records: WhitenedRows, clip: float) -> NormalRows:
     """Return normal rows with the mean and the Gram matrix that the whitening leads to expect."""
     values, vectors = np.linalg.eigh(records.expected)
     gram = (vectors * np.maximum(values, 1e-3)) @ vectors.T
-    constant = records.model(np.eye(len(records.whitening))[0])
-    return NormalRows(gram, gram @ constant, clip)
+    return NormalRows(gram, gram @ records.constant, clip)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:

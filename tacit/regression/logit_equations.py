@@ -69,7 +69,7 @@ class NormalRows(NamedTuple):
         a, b, c, v = (part.reshape(count, k, -1) for part in (a, b, c, v))
         along, inner = (vectors @ self.mean)[:, None], np.sum(v * vectors, axis=2, keepdims=True)
         parts = a * (vectors @ self.gram) + b * inner * self.mean + (b * along + c * inner) * v
-        return np.tensordot(_PLACE_WEIGHTS, parts, 1)
+        return np.asarray(np.einsum("p,pkm->km", _PLACE_WEIGHTS, parts), np.float64)
 
 
 class Curvature(NamedTuple):

@@ -29,7 +29,7 @@ from scipy.linalg import eigh
 from scipy.special import ndtr
 
 from tacit._arrays import Floats
-from tacit.events import Event, Repeated, Sequence
+from tacit.events import Event, Relation, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
@@ -62,7 +62,11 @@ _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the
 _RESOLVED = 0.6
 _BIASED = 4.0  # in standard deviations: see `Solver`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
-_TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
+_TAILS = 0.2  # share of `NewtonPlan.outside` for the tails by features; the rest is for their mean
+_TAIL_RISE, _TAIL_FALL = 0.35, 0.75
+"""Exponential errors, clipped at k standard deviations of normal ones with the same clipped
+squares, have a larger standard deviation, by about the factor 1 + 0.35 exp(-0.75 (k - 1.36))."""
+_TAIL_DOUBT = 0.35  # relative error of what is assumed of the tails, see `_release_errors`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.6
@@ -88,11 +92,11 @@ class NewtonPlan:
       twice that if the record is replaced;
     * the last release by sqrt(2) R^2. A record with |r| < c adds a u u' with 0 <= a <= 1 to one
       matrix, and (r / c)^2 u u' to the other one. A clipped record adds nothing to the first
-      matrix, u u' to the second one, and a vector of squared norm at most
-      (_TAILS^2 + _COUNT^2) R^4 <= R^4 / 2.
-      Replaced, matrices change by at most sqrt(2) times as much, because their inner product is
-      not negative; two clipped records change the vector by at most sqrt(2) R^2 and the matrix by
-      at most sqrt(2) R^2: together 2 R^2, which is sqrt(2) times the bound.
+      matrix, u u' to the second one, and a vector of squared norm at most `outside` R^4, where
+      `outside` is 1, or 1 / 2 if records are replaced. Replaced, matrices change by at most sqrt(2)
+      times as much, because their inner product is not negative; two clipped records change the
+      vector by at most sqrt(2) R^2 and the matrix by at most sqrt(2) R^2: together 2 R^2, which is
+      sqrt(2) times the bound.
     """
 
     mean: GaussianMechanism
@@ -103,6 +107,8 @@ class NewtonPlan:
     gradient: GaussianMechanism
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if noise hides all coefficients."""
+    outside: float
+    """Largest squared norm of what a clipped record adds to the last release besides matrices."""
     steps: int
     row_norm: float
     whitened_clip: float
@@ -205,6 +211,7 @@ def plan_newton(
     return NewtonPlan(
         *mechanisms[:6],
         errors=mechanisms[6] if has_errors else None,
+        outside=0.5 if budget["relation"] is Relation.REPLACE_ONE else 1.0,
         steps=_STEPS,
         row_norm=row_norm,
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
@@ -257,7 +264,7 @@ def fit_newton(
     solver = Solver(*shrink(hessian, noise_std, records.expected), records, start, penalty)
     solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
-        solver.anchor = Anchor(records.model(np.eye(len(whitening))[0]), mean_variance)
+        solver.anchor = Anchor(records.constant, mean_variance)
     tails, scale = ResidualTails(plan.tails, total), limit * _SPREAD_SHARE
     # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
     bound = ROUNDING * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
@@ -285,9 +292,9 @@ def fit_newton(
         solver.add(released[:-1] / share, noise_std / share)
         tight = min(plan.residual_clip * spread.std, plan.widest_clip)
         clip = max(tight, widest)
-    uncertainty = None
+    uncertainty, unshrunk = None, None
     if plan.errors is not None:
-        errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
+        errors = _release_errors(records, solver.theta, clip, spread.std, plan, rng)
         share = spread.inside(clip) / records.mean_factor
         gram, reach = solver.hessian, records.reach
         doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
@@ -303,14 +310,24 @@ def fit_newton(
             _SQUARES_DOUBT,
             scale_doubt=0.0 if weights is None else 1.0,
         )
-        bias = (spread.std / share) ** 2 * errors.skewness
         free = undetermined(rows, fit_intercept=fit_intercept)
-        uncertainty = solver.uncertainty(meat / total + bias, free=free)
+        meat = meat / total + errors.bias / share**2
+        uncertainty, unshrunk = solver.uncertainty(meat, free=free), whitening @ solver.unshrunk()
+        if fit_intercept:
+            # An error of the mean prediction moves the mean of clipped residuals by the share
+            # inside the clip, so the excess shows the rest of it, at least.
+            mean_row = np.linalg.pinv(whitening).T @ records.expected @ records.constant
+            kept = np.eye(len(whitening))
+            kept[0] -= (1 - spread.inside(clip)) * mean_row
+            unshrunk[0] -= errors.excess
+            covariance = kept @ uncertainty.covariance @ kept.T
+            covariance[0, 0] += errors.excess_variance
+            uncertainty = uncertainty._replace(covariance=covariance)
     return NewtonFit(
         whitening @ solver.theta,
-        whitening @ solver.unshrunk(),
+        whitening @ solver.unshrunk() if unshrunk is None else unshrunk,
         uncertainty,
-        spread.pooled(),
+        spread.pooled(LOOKS[-1] if widest else 1),
         solver.equations(clipped_square / total),
     )
 
@@ -324,11 +341,11 @@ def undetermined(rows: PrivateRows, *, fit_intercept: bool) -> Floats:
 def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
     """Return whether public facts show that noise hides every coefficient from its interval.
 
-    `noise` is the noise multiplier of a release that takes the whole budget. A matrix of second
-    moments, at about a tenth of the budget, then has errors as large as its eigenvalues.
+    `noise` is the noise multiplier of a release that takes the whole budget. Matrices of second
+    moments, which take a third of it together, then have errors as large as their eigenvalues.
     """
-    size = n_features + 1
-    return triangle_noise(noise * size, size) / math.sqrt(_ERRORS) > _HIDDEN * n_records
+    size, share = n_features + 1, _FIRST_GRAM + _SECOND_GRAM + _ERRORS
+    return triangle_noise(noise * size, size) / math.sqrt(share) > _HIDDEN * n_records
 
 
 def _release_mean(
@@ -384,20 +401,29 @@ class _Errors(NamedTuple):
     squares: Floats
     """Mean of (r / clip)^2 u u'."""
     noise_std: float
-    skewness: Floats
-    """Squared bias of the gradient that asymmetric clipping causes, for errors of std 1."""
+    excess: float
+    """Mean of what clipping takes off the residuals: too much in the intercept."""
+    excess_variance: float
+    bias: Floats
+    """Squared bias of the gradient, if the mean excess depends on the features."""
 
 
 def _release_errors(
-    records: WhitenedRows, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
+    records: WhitenedRows, theta: Floats, clip: float, std: float, plan: NewtonPlan, rng: Rng
 ) -> _Errors:
     """Release what the covariance of the estimates needs besides the noise (`NewtonPlan.errors`).
 
-    If clipping cuts off more on one side than on the other, the gradient is biased by the mean
-    excess of the clipped residuals. This excess is taken as one standard deviation (exponential
-    errors have exactly that, normal errors less than half of it).
+    If clipping cuts off more on one side than on the other, the mean of clipped residuals is 0 but
+    that of whole ones is not. What is cut off is released up to a reach, which is 0 with the
+    tightest clip: then only the side is. What lies beyond is assumed to be that of exponential
+    tails. Their standard deviation is larger than `std`, that of normal residuals with the same
+    clipped squares.
     """
+    assert plan.errors is not None
     size, limit, total = records.size, records.limit, records.total
+    reach = max(clip - _TIGHTEST_RESIDUALS * std, 1e-6 * std)
+    tail_std = std * (1 + _TAIL_RISE * math.exp(-_TAIL_FALL * (clip / std - _TIGHTEST_RESIDUALS)))
+    whole = reach / -math.expm1(-reach / tail_std)  # of an excess whose mean up to `reach` is 1
 
     def weigh(span: slice, margins: Floats) -> Floats:
         ratio = (margins[:, 0] - records.targets[span]) / clip
@@ -405,37 +431,40 @@ def _release_errors(
         inside = is_inside * records.counted_once(span)
         return np.column_stack([inside, np.minimum(ratio**2, 1.0) * records.weights_of(span)])
 
-    signs = np.empty(records.rows.n_rows)
+    cut = np.empty(records.rows.n_rows)
 
     def outside(span: slice, margins: Floats) -> Floats:
         residuals = margins - records.targets[span]
-        part = signs[span]
-        part[:] = np.sign(residuals) * (np.abs(residuals) >= clip)
+        part = cut[span]
+        part[:] = np.clip((np.abs(residuals) - clip) / reach, 0.0, 1.0) * np.sign(residuals)
         return part
 
     matrices = records.hessians(theta[:, None], weigh)
     tails = records.gradient(theta, outside)
-    count = float(signs.sum() if records.weights is None else signs @ records.weights)
-    parts = [
-        *(triangle(matrix) for matrix in matrices),
-        _TAILS * limit * tails,
-        [_COUNT * limit**2 * count],
-    ]
+    count = float(cut.sum() if records.weights is None else cut @ records.weights)
+    far, near = (limit * math.sqrt(plan.outside * part) for part in (_TAILS, 1 - _TAILS))
+    parts = [*(triangle(matrix) for matrix in matrices), far * tails, [near * limit * count]]
     bound = ROUNDING * math.sqrt(2) * limit**2
-    noisy = bound * mechanism.release(np.concatenate(parts) / bound, rng) / total
-    noise_std = bound * mechanism.noise_std / total
+    noisy = bound * plan.errors.release(np.concatenate(parts) / bound, rng) / total
+    noise_std = bound * plan.errors.noise_std / total
     length = size * (size + 1) // 2
     hessian, squares = (from_triangle(noisy[k * length : (k + 1) * length], size) for k in range(2))
-    tails, share = noisy[2 * length : -1] / (_TAILS * limit), float(noisy[-1]) / (_COUNT * limit**2)
-    # If errors do not depend on the features, the tails are `share` times the mean row, which the
-    # share alone shows with less noise.
-    mean = records.model(np.eye(len(records.whitening))[0])
-    rest, square = tails - share * mean, noise_std**2 / limit**2
-    noise = (size + 2 * math.sqrt(2 * size)) * square / _TAILS**2  # two deviations above its mean
-    far = max(float(rest @ rest) - noise, 0.0) / max(float(rest @ rest), 1e-300)
-    near = max(share**2 - square / limit**2 / _COUNT**2, 0.0)
+    tails, mean_cut = noisy[2 * length : -1] / far, float(noisy[-1]) / (near * limit)
+    # If errors do not depend on the features, the tails are `mean_cut` times the mean row, which
+    # the latter alone shows with less noise.
+    rest = tails - mean_cut * records.constant
+    # Two deviations above the mean of what noise alone would be.
+    noise = (size + 2 * math.sqrt(2 * size)) * (noise_std / far) ** 2
+    shown = max(float(rest @ rest) - noise, 0.0) / max(float(rest @ rest), 1e-300)
+    excess = whole * mean_cut
+    variance = (whole * noise_std / (near * limit)) ** 2
     return _Errors(
-        hessian, squares, noise_std, near * np.outer(mean, mean) + far * np.outer(rest, rest)
+        hessian,
+        squares,
+        noise_std,
+        excess,
+        variance + _TAIL_DOUBT**2 * max(excess**2 - variance, 0.0),
+        shown * whole**2 * np.outer(rest, rest),
     )
 
 
@@ -466,9 +495,9 @@ class ResidualSpread:
         """
         return max(2 * float(ndtr(clip / self.std)) - 1, _LEAST_INSIDE)
 
-    def pooled(self) -> float:
-        """Return the std from all but the first release, weighted by their precision."""
-        return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
+    def pooled(self, first: int) -> float:
+        """Return the std from the releases of step `first` and later, weighted by precision."""
+        return math.sqrt(np.average(self._squares[first:], weights=self._precisions[first:]))
 
 
 class Anchor(NamedTuple):

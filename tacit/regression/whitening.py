@@ -52,6 +52,11 @@ class WhitenedRows:
         """Number of coefficients of one output."""
         return self.whitening.shape[1]
 
+    @property
+    def constant(self) -> Floats:
+        """The model that predicts 1 for every record, in whitened units; 0 without an intercept."""
+        return self.model(np.eye(len(self.whitening))[0])
+
     def take(self, rows: PrivateRows, chosen: Indices | slice, rate: float) -> "WhitenedRows":
         """Return the `chosen` records, a share `rate` of all; `rows` are their rows."""
         return replace(

@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import expit
 
-from tacit.regression import Bounds, LinearRegression
+from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.regression.intervals import Inference
 
 OPTIONS = {"delta": 1e-6, "bounds": (0, 10), "target_bounds": (-20, 20)}
@@ -76,6 +77,18 @@ def test_the_summary_names_every_coefficient():
     assert len({len(line) for line in lines[-5:]}) == 1  # columns line up
 
 
+def test_the_summary_says_that_no_finite_interval_is_valid():
+    X, y = sample(200, 0)
+    linear = LinearRegression(epsilon=0.05, **OPTIONS, random_state=0).fit(X, y)
+    logit = LogisticRegression(
+        epsilon=0.05, delta=1e-6, bounds=(0, 10), method="gradient", random_state=0
+    )
+    for model in (linear, logit.fit(X, y > -7)):
+        assert np.isinf(model.inference_.standard_errors).all()
+        assert (model.inference_.p_values == 1).all()
+        assert "no\nfinite interval is valid" in model.summary()
+
+
 @pytest.mark.parametrize("method", ["functional", "adassp"])
 def test_methods_without_intervals_say_so(method):
     X, y = sample(500, 0)
@@ -141,17 +154,56 @@ def test_groups_must_be_features_of_the_table():
         LinearRegression(bounds=Bounds(0, 10, groups=[(3, 4)]), **options).fit(X, y)
 
 
-@pytest.mark.parametrize("kind", ["heteroscedastic", "skewed"])
-def test_errors_of_other_shapes_are_covered(kind):
-    """25 fits at epsilon 1: at most 72 % with probability below 1e-3 if 95 % is right."""
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+@pytest.mark.parametrize("kind", ["heteroscedastic", "skewed", "lognormal"])
+def test_errors_of_other_shapes_are_covered(kind, epsilon):
+    """25 fits: at most 72 % with probability below 1e-3 if 95 % is right."""
     hits = []
     for seed in range(25):
         rng = np.random.default_rng(seed)
         X = rng.uniform(-1, 1, (4000, 2))
-        e = rng.exponential(1, 4000) - 1 if kind == "skewed" else rng.normal(0, np.exp(X[:, 0]))
+        e = {
+            "heteroscedastic": rng.normal(0, np.exp(X[:, 0])),
+            "skewed": rng.exponential(1, 4000) - 1,
+            "lognormal": rng.lognormal(0, 0.5, 4000) - np.exp(0.125),
+        }[kind]
         model = LinearRegression(
-            epsilon=1.0, delta=1e-6, bounds=(-1, 1), target_bounds=(-20, 20), random_state=seed
+            epsilon=epsilon, delta=1e-6, bounds=(-1, 1), target_bounds=(-20, 20), random_state=seed
         ).fit(X, X @ [1.0, -2.0] + e)
         interval = model.inference_.interval()
         hits.append((interval.lower <= [0, 1, -2]) & (interval.upper >= [0, 1, -2]))
     assert np.mean(hits, axis=0).min() > 0.72
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+@pytest.mark.parametrize("truth", [(-0.5, -2.0, 2.0), (0.0, -4.0, 4.0), (-3.0, -1.0, 1.0)])
+def test_logistic_intervals_cover_steep_models_and_rare_classes(truth, epsilon):
+    """25 fits: at most 72 % with probability below 1e-3 if 95 % is right."""
+    hits, widths = [], []
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        X = rng.uniform(-1, 1, (5000, 2))
+        y = rng.random(5000) < expit(truth[0] + X @ truth[1:])
+        model = LogisticRegression(
+            epsilon=epsilon, delta=1e-6, bounds=(-1, 1), classes=[False, True], random_state=seed
+        ).fit(X, y)
+        interval = model.inference_.interval()
+        hits.append((interval.lower <= truth) & (interval.upper >= truth))
+        widths.append(interval.upper - interval.lower)
+    assert np.mean(hits, axis=0).min() > 0.72
+    assert np.isfinite(widths).mean() > 0.6  # not by being infinite
+
+
+def test_equal_weights_change_what_noise_adds_and_not_the_sampling_error():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (5000, 2))
+    y = rng.random(5000) < expit(X @ [1.0, -1.0])
+
+    def errors(epsilon, weight):
+        model = LogisticRegression(
+            epsilon=epsilon, delta=1e-6, bounds=(-1, 1), max_weight=1.0, random_state=0
+        )
+        return model.fit(X, y, np.full(5000, weight)).inference_.standard_errors
+
+    np.testing.assert_allclose(errors(50.0, 0.5), errors(50.0, 1.0), rtol=0.05)
+    assert (errors(0.3, 0.5) > 1.2 * errors(0.3, 1.0)).all()

@@ -158,9 +158,14 @@ def test_weights_give_the_weighted_answer():
     model = LinearRegression(**options, delta=1e-6, max_weight=50, random_state=0)
     np.testing.assert_allclose(model.fit(X, y, weights).coef_, [0.5, -3], rtol=0.05)
     assert not np.allclose(model.fit(X, y).coef_, [0.5, -3], rtol=0.05)
-    half = model.fit(X[4000:], y[4000:], np.full(36_000, 25.0)).inference_.standard_errors
-    full = model.fit(X[4000:], y[4000:], np.full(36_000, 50.0)).inference_.standard_errors
-    assert (half > 1.2 * full).all()  # a bound on weights that is twice too large costs accuracy
+
+    def errors(epsilon, weight):
+        model.set_params(epsilon=epsilon)
+        return model.fit(X[4000:], y[4000:], np.full(36_000, weight)).inference_.standard_errors
+
+    assert (errors(0.1, 25.0) > 1.2 * errors(0.1, 50.0)).all()  # a bound twice too large costs
+    # Equal weights change what noise adds, but not the sampling error.
+    np.testing.assert_allclose(errors(50.0, 25.0), errors(50.0, 50.0), rtol=0.05)
 
 
 def test_weights_need_a_declared_bound_and_a_method_that_takes_them():
