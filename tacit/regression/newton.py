@@ -5,11 +5,12 @@ A fit makes these releases, all with Gaussian noise:
 1. the mean of the target, from which the model starts;
 2. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
 3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-4. some gradients. After each of them the model is solved for again, from all of the last gradients
+4. twice, before a gradient, a histogram of the sizes of residuals (`tails`);
+5. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
    Gram matrix multiplies only the distance to the last models, not the coefficients themselves;
-5. what intervals need to know of the residuals: the derivative of the gradient, the sum of
+6. what intervals need to know of the residuals: the derivative of the gradient, the sum of
    r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for errors of
    any variance), and on which side residuals are clipped.
 
@@ -42,7 +43,7 @@ from tacit.regression.rows import (
     triangle,
     triangle_noise,
 )
-from tacit.regression.tails import LOOKS, ResidualTails
+from tacit.regression.tails import LOOKS, ResidualTails, hides_tails
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_linear.py.
@@ -77,16 +78,18 @@ _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 @dataclass(frozen=True)
 class NewtonPlan:
-    """Plan of one fit: noise of each release, the last of which is repeated `steps` times.
+    """Plan of one fit: noise of each release. Gradients are released `steps` times.
 
     Each mechanism has sensitivity 1; what it releases is divided by its bound before and multiplied
     by it afterwards. The bounds may depend on earlier releases, which does not change the price. A
     record z has norm at most R after weighting, and |y| <= 1. One record changes
 
-    * the sum of targets by at most 1, and by at most 2 if it is replaced;
+    * the sum of targets by at most 1, and by at most 2 if it is replaced. Together with the sum of
+      weights or the number of rows, if that is private, by at most sqrt(2) and by at most 2;
     * a Gram matrix, the sum of z z', by at most R^2 in Frobenius norm; if z is replaced by w, by at
       most sqrt(|z|^4 + |w|^4 - 2 (z'w)^2) <= sqrt(2) R^2;
-    * a histogram of norms by 1 in one entry, and by 1 in two entries if it is replaced: sqrt(2);
+    * a histogram, of norms or of residuals, by its weight, at most 1, in one entry, and by at most 1
+      in two entries if it is replaced: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
       twice that if the record is replaced;
@@ -103,8 +106,9 @@ class NewtonPlan:
     first_gram: GaussianMechanism
     norms: GaussianMechanism
     second_gram: GaussianMechanism
-    tails: GaussianMechanism
     gradient: GaussianMechanism
+    tails: GaussianMechanism | None
+    """Noise of the histograms of residuals; None if noise would hide a tenth of the records."""
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if noise hides all coefficients."""
     outside: float
@@ -127,10 +131,10 @@ class NewtonPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         single = (self.mean, self.first_gram, self.norms, self.second_gram)
-        tails = Repeated(self.tails.event, len(LOOKS))
+        tails = () if self.tails is None else (Repeated(self.tails.event, len(LOOKS)),)
         steps = Repeated(self.gradient.event, self.steps)
         errors = () if self.errors is None else (self.errors.event,)
-        return Sequence((*(mechanism.event for mechanism in single), tails, steps, *errors))
+        return Sequence((*(mechanism.event for mechanism in single), *tails, steps, *errors))
 
 
 class Uncertainty(NamedTuple):
@@ -191,16 +195,17 @@ def plan_newton(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
     has_errors = not hides_intervals(n_features, whole, n_records)
-    matrices = (_FIRST_GRAM, _SECOND_GRAM, _ERRORS * has_errors)
-    others = math.fsum((mean, *matrices, _NORMS_SHARE, _TAILS_SHARE))
+    has_tails = not hides_tails(whole / math.sqrt(_TAILS_SHARE), n_records)
+    optional = (_TAILS_SHARE * has_tails, _ERRORS * has_errors)
+    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, *optional))
     root = math.sqrt(2.0)
     mechanisms = gaussian_mechanisms(
         (mean, 2.0, 1),
         (_FIRST_GRAM, root, 1),
         (_NORMS_SHARE, root, 1),
         (_SECOND_GRAM, root, 1),
-        (_TAILS_SHARE, root, len(LOOKS)),
         (1 - others, 2.0, _STEPS),
+        *[(_TAILS_SHARE, root, len(LOOKS))] * has_tails,
         *[(_ERRORS, root, 1)] * has_errors,
         **budget,
     )
@@ -209,8 +214,9 @@ def plan_newton(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
     )
     return NewtonPlan(
-        *mechanisms[:6],
-        errors=mechanisms[6] if has_errors else None,
+        *mechanisms[:5],
+        tails=mechanisms[5] if has_tails else None,
+        errors=mechanisms[-1] if has_errors else None,
         outside=0.5 if budget["relation"] is Relation.REPLACE_ONE else 1.0,
         steps=_STEPS,
         row_norm=row_norm,
@@ -265,15 +271,16 @@ def fit_newton(
     solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.constant, mean_variance)
-    tails, scale = ResidualTails(plan.tails, total), limit * _SPREAD_SHARE
+    tails, scale = ResidualTails(total), limit * _SPREAD_SHARE
     # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
     bound = ROUNDING * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
     slope = bound * plan.gradient.noise_std / total
     tight = clip = clipped_square = share = 1.0
-    widest, clips = 0.0, []
+    clips: list[float] = []
+    widest = 0.0  # what the tails of residuals ask for
     for step in range(plan.steps):
-        if step in LOOKS:
-            tails.look(records, solver.theta, rng)
+        if plan.tails is not None and step in LOOKS:
+            tails.look(records, solver.theta, plan.tails, rng)
             clip = tails.widened(tight, slope * math.sqrt(records.size / plan.steps))
             widest = clip if clip > tight else 0.0
             solver.biases = tails.bias(np.array(clips)) ** 2 / records.size
@@ -289,6 +296,7 @@ def fit_newton(
         # the Gram matrix is too small, at least by the mean factor.
         share = spread.inside(clip) / records.mean_factor
         clipped_square = squares / share**2
+        solver.slack = (1 - records.mean_factor) * clip
         solver.add(released[:-1] / share, noise_std / share)
         tight = min(plan.residual_clip * spread.std, plan.widest_clip)
         clip = max(tight, widest)
@@ -532,6 +540,8 @@ class Solver:
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
+        self.slack = 0.0
+        """How far clipped rows may move the mean prediction of a solution from the anchor."""
         self.biases: Floats = np.zeros(0)
         """Mean squares of what each of the first gradients may be off besides its noise."""
         self.theta: Floats = start
@@ -648,8 +658,8 @@ class Solver:
             noise += self.hessian_std**2 * float(slopes @ slopes) / 2
             length, gap = float(unit @ unit), float(unit @ cross)
             own = variance * length
-            # A gap of more than some standard deviations is a bias of the clipped gradients.
-            own += max(gap**2 - _BIASED**2 * (own + noise), 0.0)
+            # A gap that neither noise nor clipped rows explain is a bias by clipped residuals.
+            own += max(gap**2 - _BIASED**2 * (own + noise + self.slack**2), 0.0)
             weighted = own / (own + noise) * unit / length
             cross, center = cross - weighted * gap, base - weighted * (unit @ base)
         return cross, self._basis.T @ (cross + self._damping * center), variance, base

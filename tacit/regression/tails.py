@@ -18,25 +18,32 @@ LOOKS = (2, 4)
 """Steps before which residuals are counted."""
 _LEVELS = 2.0 ** np.arange(-16, 1.1, 0.5)  # up to 2, the largest distance of two targets
 _CLEAR, _SEEN = 3.5, 1.5  # in standard deviations of the noise
+_LARGEST_TAIL = 0.1  # share of the records
+_BIAS = 3.0
+"""What the mean excess of residuals counts for. Noise spreads over all directions and intervals
+state it. A bias is in one direction and not stated; it is larger if the excess is in long rows."""
 
 
 class ResidualTails:
     """Released histograms of the sizes of residuals, and the clip that follows from them."""
 
-    def __init__(self, mechanism: GaussianMechanism, total: float) -> None:
-        self._mechanism, self._total = mechanism, total
+    def __init__(self, total: float) -> None:
+        self._total, self._noise_std = total, 0.0
         self._looks: list[Floats] = []
 
-    def look(self, records: WhitenedRows, theta: Floats, rng: Rng) -> None:
+    def look(
+        self, records: WhitenedRows, theta: Floats, mechanism: GaussianMechanism, rng: Rng
+    ) -> None:
         """Release how many residuals of the model `theta` are between each two levels.
 
         A record adds its weight, at most 1, to one count.
         """
-        noisy = self._mechanism.release(_count(records, theta), rng)
+        noisy = mechanism.release(_count(records, theta), rng)
         self._looks.append(noisy / self._total)
+        self._noise_std = mechanism.noise_std / self._total
 
     def bias(self, clips: Floats) -> Floats:
-        """Return the mean excess of the residuals of the last look above each of `clips`.
+        """Return what each of `clips` may bias a gradient by: _BIAS times the mean excess above it.
 
         Residuals are taken as uniform between two levels, and as 0 below the first. What is not clearly above the noise
         counts as 0: a tail that noise hides adds less error than the noise of a wide clip.
@@ -46,12 +53,13 @@ class ResidualTails:
             return np.zeros(len(clips))
         shares, lower, upper = self._looks[-1][1:top], _LEVELS[: top - 1], _LEVELS[1:top]
         over, under = (np.maximum(ends - clips[:, None], 0.0) for ends in (upper, lower))
-        return np.maximum(((over**2 - under**2) / (2 * (upper - lower))) @ shares, 0.0)
+        excess = ((over**2 - under**2) / (2 * (upper - lower))) @ shares
+        return _BIAS * np.maximum(excess, 0.0)
 
     def widened(self, clip: float, slope: float) -> float:
         """Return the clip, at least `clip`, of the smallest error.
 
-        The noise of a model is `slope` times its clip, and its bias is taken as the mean excess.
+        The noise of a model is `slope` times its clip.
         """
         top = self._visible()
         clips = np.append(clip, _LEVELS[:top][_LEVELS[:top] > clip])
@@ -63,11 +71,18 @@ class ResidualTails:
         A tail must be clear in the sum of all looks, and still be there in the last one.
         """
         tails = [look[::-1].cumsum()[::-1] for look in self._looks]
-        n_looks, noise = len(tails), self._mechanism.noise_std / self._total
-        noises = noise * np.sqrt(np.arange(len(_LEVELS), 0, -1))
-        is_clear = np.sum(tails, axis=0) > _CLEAR * math.sqrt(n_looks) * noises
+        noises = self._noise_std * np.sqrt(np.arange(len(_LEVELS), 0, -1))
+        is_clear = np.sum(tails, axis=0) > _CLEAR * math.sqrt(len(tails)) * noises
         found = np.flatnonzero(is_clear & (tails[-1] > _SEEN * noises))
         return int(found[-1]) + 1 if len(found) else 0
+
+
+def hides_tails(noise: float, n_records: int) -> bool:
+    """Return whether noise hides every tail: all that fewer than a tenth of the records have.
+
+    `noise` is the noise multiplier of all looks together.
+    """
+    return _CLEAR * math.sqrt(len(LOOKS)) * noise > _LARGEST_TAIL * n_records
 
 
 def _count(records: WhitenedRows, theta: Floats) -> Floats:
