@@ -5,7 +5,7 @@ A fit makes these releases, all with Gaussian noise:
 1. the mean of the target, from which the model starts;
 2. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
 3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-4. twice, before a gradient, a histogram of the sizes of residuals (`tails`);
+4. twice, before a gradient, a histogram of the sizes of residuals (`residual_tails`);
 5. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
@@ -34,6 +34,7 @@ from tacit.events import Event, Relation, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
+from tacit.regression.residual_tails import LOOKS, ResidualTails, hides_tails
 from tacit.regression.rows import (
     PrivateRows,
     combine,
@@ -43,7 +44,6 @@ from tacit.regression.rows import (
     triangle,
     triangle_noise,
 )
-from tacit.regression.tails import LOOKS, ResidualTails, hides_tails
 from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_linear.py.
@@ -88,8 +88,8 @@ class NewtonPlan:
       weights or the number of rows, if that is private, by at most sqrt(2) and by at most 2;
     * a Gram matrix, the sum of z z', by at most R^2 in Frobenius norm; if z is replaced by w, by at
       most sqrt(|z|^4 + |w|^4 - 2 (z'w)^2) <= sqrt(2) R^2;
-    * a histogram, of norms or of residuals, by its weight, at most 1, in one entry, and by at most 1
-      in two entries if it is replaced: sqrt(2);
+    * a histogram of norms or of residuals by at most 1 in one entry, and if it is replaced by at
+      most 1 in two entries: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
       twice that if the record is replaced;

@@ -560,8 +560,8 @@ def _release(
     """Screen features if planned, then return the kept features and the fit of each data set.
 
     `data` and `plans` list the target first; `is_exact` says that the plans hold the numbers of
-    rows, which are public (see `newton.fit_newton`). Each source has its own stream of noise, so that the
-    noise of the target is that of `LinearRegression`.
+    rows, which are public (see `newton.fit_newton`). Each source has its own stream of noise, so
+    that the noise of the target is that of `LinearRegression`.
     """
     n_sources = len(data) - 1
     children = [rng] * n_sources if isinstance(rng, SecureGenerator) else rng.spawn(n_sources)
@@ -579,9 +579,7 @@ def _release(
     fits = []
     for (X, y), plan, stream in triples:
         rows = PrivateRows(X[:, features], inner, row_norm=plan.fit.row_norm)
-        fit = linear.fit(
-            rows, y, plan.fit, n_records=plan.n_records, rng=stream, is_exact=is_exact
-        )
+        fit = linear.fit(rows, y, plan.fit, n_records=plan.n_records, rng=stream, is_exact=is_exact)
         fits.append(fit)
     return features, fits
 

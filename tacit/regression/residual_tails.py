@@ -45,8 +45,8 @@ class ResidualTails:
     def bias(self, clips: Floats) -> Floats:
         """Return what each of `clips` may bias a gradient by: _BIAS times the mean excess above it.
 
-        Residuals are taken as uniform between two levels, and as 0 below the first. What is not clearly above the noise
-        counts as 0: a tail that noise hides adds less error than the noise of a wide clip.
+        Residuals are taken as uniform between two levels, and as 0 below the first. What is not
+        clearly above the noise counts as 0: a tail that noise hides is assumed not to exist.
         """
         top = self._visible()
         if not top:
