@@ -124,6 +124,7 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
             plan,
             n_records=n_records,
             rng=rng,
+            is_exact=self.n_records is None,
             weights=weights,
             fit_intercept=is_centered,
             penalty=penalty,
@@ -251,11 +252,15 @@ def fit(
     *,
     n_records: int,
     rng: Rng,
+    is_exact: bool = True,
     weights: Floats | None = None,
     fit_intercept: bool = True,
     penalty: Penalty | None = None,
 ) -> NewtonFit | PointFit:
-    """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
+    """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`.
+
+    `is_exact`: see `newton.fit_newton`.
+    """
     match plan:
         case FunctionalPlan() | AdaSSPPlan():
             return PointFit(fit_moments(rows.moments(y), plan, n_records=n_records, rng=rng))
@@ -266,6 +271,7 @@ def fit(
                 plan,
                 n_records=n_records,
                 rng=rng,
+                is_exact=is_exact,
                 weights=weights,
                 fit_intercept=fit_intercept,
                 penalty=penalty,

@@ -5,11 +5,12 @@ A fit makes these releases, all with Gaussian noise:
 1. the mean of the target, from which the model starts;
 2. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
 3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-4. some gradients. After each of them the model is solved for again, from all of the last gradients
+4. twice, before a gradient, a histogram of the sizes of residuals (`residual_tails`);
+5. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
    Gram matrix multiplies only the distance to the last models, not the coefficients themselves;
-5. what intervals need to know of the residuals: the derivative of the gradient, the sum of
+6. what intervals need to know of the residuals: the derivative of the gradient, the sum of
    r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for errors of
    any variance), and on which side residuals are clipped.
 
@@ -33,6 +34,7 @@ from tacit.events import Event, Relation, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.penalty import Penalty
+from tacit.regression.residual_tails import LOOKS, ResidualTails, hides_tails
 from tacit.regression.rows import (
     PrivateRows,
     combine,
@@ -54,10 +56,12 @@ _NOISE_EXCESS = 3e-4
 _ROW_CLIP = 0.7
 _RESIDUAL_CLIP, _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS = 1.7, 1.36, 5.0
 _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of rows
+_TAILS_SHARE = 0.03  # share of the budget for histograms of residuals
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 0.6
+_BIASED = 4.0  # in standard deviations: see `Solver`
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS = 0.2  # share of `NewtonPlan.outside` for the tails by features; the rest is for their mean
 _TAIL_RISE, _TAIL_FALL = 0.35, 0.75
@@ -74,16 +78,18 @@ _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 @dataclass(frozen=True)
 class NewtonPlan:
-    """Plan of one fit: noise of each release, the last of which is repeated `steps` times.
+    """Plan of one fit: noise of each release. Gradients are released `steps` times.
 
     Each mechanism has sensitivity 1; what it releases is divided by its bound before and multiplied
     by it afterwards. The bounds may depend on earlier releases, which does not change the price. A
     record z has norm at most R after weighting, and |y| <= 1. One record changes
 
-    * the sum of targets by at most 1, and by at most 2 if it is replaced;
+    * the sum of targets by at most 1, and by at most 2 if it is replaced. Together with the sum of
+      weights or the number of rows, if that is private, by at most sqrt(2) and by at most 2;
     * a Gram matrix, the sum of z z', by at most R^2 in Frobenius norm; if z is replaced by w, by at
       most sqrt(|z|^4 + |w|^4 - 2 (z'w)^2) <= sqrt(2) R^2;
-    * a histogram of norms by 1 in one entry, and by 1 in two entries if it is replaced: sqrt(2);
+    * a histogram of norms or of residuals by at most 1 in one entry, and if it is replaced by at
+      most 1 in two entries: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
       twice that if the record is replaced;
@@ -101,6 +107,8 @@ class NewtonPlan:
     norms: GaussianMechanism
     second_gram: GaussianMechanism
     gradient: GaussianMechanism
+    tails: GaussianMechanism | None
+    """Noise of the histograms of residuals; None if noise would hide a tenth of the records."""
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if noise hides all coefficients."""
     outside: float
@@ -123,9 +131,10 @@ class NewtonPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         single = (self.mean, self.first_gram, self.norms, self.second_gram)
+        tails = () if self.tails is None else (Repeated(self.tails.event, len(LOOKS)),)
         steps = Repeated(self.gradient.event, self.steps)
         errors = () if self.errors is None else (self.errors.event,)
-        return Sequence((*(mechanism.event for mechanism in single), steps, *errors))
+        return Sequence((*(mechanism.event for mechanism in single), *tails, steps, *errors))
 
 
 class Uncertainty(NamedTuple):
@@ -186,7 +195,9 @@ def plan_newton(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
     has_errors = not hides_intervals(n_features, whole, n_records)
-    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, _ERRORS * has_errors))
+    has_tails = not hides_tails(whole / math.sqrt(_TAILS_SHARE), n_records)
+    optional = (_TAILS_SHARE * has_tails, _ERRORS * has_errors)
+    others = math.fsum((mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, *optional))
     root = math.sqrt(2.0)
     mechanisms = gaussian_mechanisms(
         (mean, 2.0, 1),
@@ -194,6 +205,7 @@ def plan_newton(
         (_NORMS_SHARE, root, 1),
         (_SECOND_GRAM, root, 1),
         (1 - others, 2.0, _STEPS),
+        *[(_TAILS_SHARE, root, len(LOOKS))] * has_tails,
         *[(_ERRORS, root, 1)] * has_errors,
         **budget,
     )
@@ -203,7 +215,8 @@ def plan_newton(
     )
     return NewtonPlan(
         *mechanisms[:5],
-        errors=mechanisms[5] if has_errors else None,
+        tails=mechanisms[5] if has_tails else None,
+        errors=mechanisms[-1] if has_errors else None,
         outside=0.5 if budget["relation"] is Relation.REPLACE_ONE else 1.0,
         steps=_STEPS,
         row_norm=row_norm,
@@ -221,6 +234,7 @@ def fit_newton(
     *,
     n_records: int,
     rng: Rng,
+    is_exact: bool = True,
     weights: Floats | None = None,
     fit_intercept: bool = True,
     penalty: Penalty | None = None,
@@ -230,8 +244,10 @@ def fit_newton(
     `weights` are in [0, 1], one per row. A row of weight v counts as v rows, so that no sum changes
     by more than without weights. The sum of the weights is private and takes the place of
     `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
+    Without weights the same is done with the number of rows, unless `is_exact` says that it is
+    public and equal to `n_records`.
     """
-    mean, mean_variance, total = _release_mean(y, weights, plan, n_records, rng)
+    mean, mean_variance, total = _release_mean(y, weights, plan, n_records, rng, is_exact=is_exact)
     records = whiten(
         rows,
         rows,
@@ -255,15 +271,24 @@ def fit_newton(
     solver.caution, spread = plan.caution, ResidualSpread()
     if fit_intercept:
         solver.anchor = Anchor(records.constant, mean_variance)
-    clip = clipped_square = share = 1.0
-    for _ in range(plan.steps):
+    tails, scale = ResidualTails(total), limit * _SPREAD_SHARE
+    # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
+    bound = ROUNDING * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
+    slope = bound * plan.gradient.noise_std / total
+    tight = clip = clipped_square = share = 1.0
+    clips: list[float] = []
+    widest = 0.0  # what the tails of residuals ask for
+    for step in range(plan.steps):
+        if plan.tails is not None and step in LOOKS:
+            tails.look(records, solver.theta, plan.tails, rng)
+            clip = tails.widened(tight, slope * math.sqrt(records.size / plan.steps))
+            widest = clip if clip > tight else 0.0
+            solver.biases = tails.bias(np.array(clips)) ** 2 / records.size
+        clips.append(clip)
         gradient, squares = _gradient(records, solver.theta, clip)
-        # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
-        scale = limit * _SPREAD_SHARE
         value = np.append(gradient, scale * squares)
-        bound = ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
-        released = bound * plan.gradient.release(value / bound, rng) / total
-        noise_std = bound * plan.gradient.noise_std / total
+        released = bound * clip * plan.gradient.release(value / (bound * clip), rng) / total
+        noise_std = slope * clip
         squares = spread.add(
             clip * (released[-1] / scale + clip / 2), clip * noise_std / scale, clip
         )
@@ -271,8 +296,10 @@ def fit_newton(
         # the Gram matrix is too small, at least by the mean factor.
         share = spread.inside(clip) / records.mean_factor
         clipped_square = squares / share**2
+        solver.slack = (1 - records.mean_factor) * clip
         solver.add(released[:-1] / share, noise_std / share)
-        clip = min(plan.residual_clip * spread.std, plan.widest_clip)
+        tight = min(plan.residual_clip * spread.std, plan.widest_clip)
+        clip = max(tight, widest)
     uncertainty, unshrunk = None, None
     if plan.errors is not None:
         errors = _release_errors(records, solver.theta, clip, spread.std, plan, rng)
@@ -308,7 +335,7 @@ def fit_newton(
         whitening @ solver.theta,
         whitening @ solver.unshrunk() if unshrunk is None else unshrunk,
         uncertainty,
-        spread.pooled(),
+        spread.pooled(LOOKS[-1] if widest else 1),
         solver.equations(clipped_square / total),
     )
 
@@ -330,22 +357,29 @@ def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
 
 
 def _release_mean(
-    y: Floats, weights: Floats | None, plan: NewtonPlan, n_records: int, rng: Rng
+    y: Floats,
+    weights: Floats | None,
+    plan: NewtonPlan,
+    n_records: int,
+    rng: Rng,
+    *,
+    is_exact: bool,
 ) -> tuple[float, float, float]:
-    """Return the mean of the targets, its noise variance, and the sum of weights.
+    """Return the mean of the targets, its noise variance, and the number of rows, or their weight.
 
-    The sum of weights is `n_records` if there are none.
+    The number is `n_records` if that is exact and there are no weights.
     """
-    if weights is None:
+    if weights is None and is_exact:
         total, bound = float(n_records), 1.0
         noisy = plan.mean.release(np.array([y.sum()]), rng)[0]  # one target is in [-1, 1]
     else:
         # One record adds (v y, v), of norm at most sqrt(2). Replaced, it changes this by at most 2
         # in norm, which is less than twice that.
         bound = math.sqrt(2)
-        exact = np.array([weights @ y, weights.sum()])
-        noisy, total = (bound * plan.mean.release(exact / bound, rng)).tolist()
-        total = float(np.clip(total, max(1.0, 1e-3 * n_records), n_records))
+        sums = (y.sum(), len(y)) if weights is None else (weights @ y, weights.sum())
+        noisy, total = (bound * plan.mean.release(np.array(sums) / bound, rng)).tolist()
+        most = n_records if is_exact else 2 * n_records  # see `public_size`
+        total = float(np.clip(total, max(1.0, 1e-3 * n_records), most))
     variance = (bound * plan.mean.noise_std / total) ** 2
     return float(np.clip(noisy / total, -1, 1)), variance, total
 
@@ -469,9 +503,9 @@ class ResidualSpread:
         """
         return max(2 * float(ndtr(clip / self.std)) - 1, _LEAST_INSIDE)
 
-    def pooled(self) -> float:
-        """Return the std from all but the first release, weighted by their precision."""
-        return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
+    def pooled(self, first: int) -> float:
+        """Return the std from the releases of step `first` and later, weighted by precision."""
+        return math.sqrt(np.average(self._squares[first:], weights=self._precisions[first:]))
 
 
 class Anchor(NamedTuple):
@@ -506,6 +540,10 @@ class Solver:
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
+        self.slack = 0.0
+        """How far clipped rows may move the mean prediction of a solution from the anchor."""
+        self.biases: Floats = np.zeros(0)
+        """Mean squares of what each of the first gradients may be off besides its noise."""
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
         self.anchor: Anchor | None = None
@@ -560,7 +598,9 @@ class Solver:
         count = len(self._models)
         first = 0 if count == 1 else max(1, int(_DROPPED * (count - 1)))
         variances = np.array(self._variances[first:])
-        weights = 1 / variances / (1 / variances).sum()
+        biases = np.pad(self.biases, (0, count - len(self.biases)))[first:]
+        weights = 1 / (variances + biases)
+        weights /= weights.sum()
         model = weights @ np.array(self._models[first:])
         return model, weights @ np.array(self._gradients[first:]), float(weights**2 @ variances)
 
@@ -616,8 +656,12 @@ class Solver:
             unit, noise = self.anchor
             slopes = base - unit * (unit @ base) / (unit @ unit)
             noise += self.hessian_std**2 * float(slopes @ slopes) / 2
-            weighted = variance * unit / (variance * float(unit @ unit) + noise)
-            cross, center = cross - weighted * (unit @ cross), base - weighted * (unit @ base)
+            length, gap = float(unit @ unit), float(unit @ cross)
+            own = variance * length
+            # A gap that neither noise nor clipped rows explain is a bias by clipped residuals.
+            own += max(gap**2 - _BIASED**2 * (own + noise + self.slack**2), 0.0)
+            weighted = own / (own + noise) * unit / length
+            cross, center = cross - weighted * gap, base - weighted * (unit @ base)
         return cross, self._basis.T @ (cross + self._damping * center), variance, base
 
     def _penalized(self, penalty: Penalty) -> Floats:

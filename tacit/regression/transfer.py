@@ -165,7 +165,7 @@ class TransferRegression(PrivateRegressor):
         plans = self._plans(box, self._sizes([len(table) for table, _ in tables]))
 
         self._pay_all(plans, source_ledgers)
-        features, fits = _release(data, plans, box, rng)
+        features, fits = _release(data, plans, box, rng, is_exact=self.n_records is None)
         found = combine(fits[0], fits[1:], **terms)
 
         def unscaled(theta: Floats) -> tuple[Floats, float]:
@@ -551,12 +551,18 @@ def _invert(matrix: Floats) -> Floats:
 
 
 def _release(
-    data: Many[tuple[NDArray[np.floating], Floats]], plans: Many[DataSetPlan], box: Box, rng: Rng
+    data: Many[tuple[NDArray[np.floating], Floats]],
+    plans: Many[DataSetPlan],
+    box: Box,
+    rng: Rng,
+    *,
+    is_exact: bool,
 ) -> tuple[NDArray[np.intp] | slice, list[linear.PointFit | NewtonFit]]:
     """Screen features if planned, then return the kept features and the fit of each data set.
 
-    `data` and `plans` list the target first. Each source has its own stream of noise, so that the
-    noise of the target is that of `LinearRegression`.
+    `data` and `plans` list the target first; `is_exact` says that the plans hold the numbers of
+    rows, which are public (see `newton.fit_newton`). Each source has its own stream of noise, so
+    that the noise of the target is that of `LinearRegression`.
     """
     n_sources = len(data) - 1
     children = [rng] * n_sources if isinstance(rng, SecureGenerator) else rng.spawn(n_sources)
@@ -574,7 +580,8 @@ def _release(
     fits = []
     for (X, y), plan, stream in triples:
         rows = PrivateRows(X[:, features], inner, row_norm=plan.fit.row_norm)
-        fits.append(linear.fit(rows, y, plan.fit, n_records=plan.n_records, rng=stream))
+        fit = linear.fit(rows, y, plan.fit, n_records=plan.n_records, rng=stream, is_exact=is_exact)
+        fits.append(fit)
     return features, fits
 
 

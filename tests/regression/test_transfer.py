@@ -49,7 +49,7 @@ def test_informative_sources_lower_the_error(q):
 
 
 def test_no_single_run_is_far_off_where_the_noise_of_one_source_hides_directions():
-    """Two equal columns: the fits differ by much in what no record shows. All ten runs count.
+    """Two equal columns: the fits differ by much in what no record shows. All runs count.
 
     One source whose Gram matrix has noise must not move the target by what this noise seems to say.
     """
@@ -60,7 +60,7 @@ def test_no_single_run_is_far_off_where_the_noise_of_one_source_hides_directions
 
     points = np.arange(1.0, 9.0)
     errors = []
-    for seed in range(49, 59):
+    for seed in range(49, 79):
         rng = np.random.default_rng(seed)
         model = TransferRegression(
             epsilon=5.0, h=0.0, bounds=(0, 9), target_bounds=(1, 19), random_state=seed
