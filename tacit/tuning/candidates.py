@@ -19,6 +19,7 @@ from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tacit.events import Event, Relation
 from tacit.ledger import Ledger
@@ -36,6 +37,28 @@ class PrivateRecords(NamedTuple):
 
     x: Any
     y: Any
+
+    @classmethod
+    def of(cls, x: Any, y: ArrayLike) -> "PrivateRecords":
+        """Return the records; raise unless each has one target. A column counts as a row."""
+        from sklearn.exceptions import DataConversionWarning
+
+        targets = np.asarray(y)
+        if targets.ndim == 2 and targets.shape[1] == 1:  # a table
+            warnings.warn(
+                "y is a column, where one number for each record is expected: it is read as such.",
+                DataConversionWarning,
+                stacklevel=3,
+            )
+            targets = targets[:, 0]
+        if targets.ndim != 1:
+            raise ValueError(f"y must have one value for each record, got shape {targets.shape}.")
+        table = x if hasattr(x, "shape") else np.asarray(x)
+        if table.shape[:1] != targets.shape:
+            raise ValueError(
+                f"X and y must have as many rows, got {table.shape[:1]} and {targets.shape}."
+            )
+        return cls(table, targets)
 
     def rows(self, chosen: Any) -> "PrivateRecords":
         """Return the records with these indices, or at which this mask is true."""

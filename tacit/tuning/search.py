@@ -126,7 +126,7 @@ class PrivateSearch(BaseEstimator):
         if self.ledger is not None:
             self.ledger.require_unit(is_user=False)
         split = split_of(self.holdout)
-        records = PrivateRecords(X, np.asarray(y))
+        records = PrivateRecords.of(X, y)
         n_records = self._n_records(len(records.y))
         WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
         candidates = self._candidates(records, split, public)
