@@ -32,6 +32,10 @@ class IncompatibleModel(TacitError):
     """The model mixes examples or keeps data-dependent state: no example can be clipped alone."""
 
 
+class LearningStep(TacitError, ValueError):
+    """A step in front of a private estimator learns from the records unpaid, or may mix them."""
+
+
 class ProgramError(TacitError, RuntimeError):
     """The user's data set, `collate_fn`, `augment`, model or loss failed on private records.
 

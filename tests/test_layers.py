@@ -18,6 +18,7 @@ LAYERS = [
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
     ["summaries"],
+    ["_pipelines"],
     ["training", "pate", "regression", "local", "tuning", "auditing", "datasets"],
     ["sources"],
     ["experiments"],

@@ -13,8 +13,8 @@ NAMES = {
         report sampling summaries text training tuning
     """,
     "tacit.errors": """
-        BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
-        UnsupportedEvent WeakGuarantee
+        BudgetExceeded IncompatibleModel LearningStep LedgerError NotCertified ProgramError
+        TacitError UnsupportedEvent WeakGuarantee
     """,
     "tacit.events": """
         ApproximateDP BandedGaussian BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event

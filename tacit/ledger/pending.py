@@ -4,7 +4,8 @@ A command that pays and then prints its result has no run folder to resume from.
 file beside the ledger (mode 0600) holds the key of its noise and the random name under which it
 pays. If the command is killed and started again on the same data with the same settings, it finds
 that file, repeats the same noise, and its payment is already there. The file is removed when the
-result is out. Whoever reads the file before that can subtract the noise.
+result is out. Whoever reads the file before that can subtract the noise. While one process does the
+work, the same work is refused to others.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tacit.ledger.ledger import Ledger
 
+_LOCK_AT = 1 << 20
 _KEY, _NAME = 32, 16  # bytes of the key and of the name; the rest of a file is a fingerprint
 
 
@@ -32,19 +34,73 @@ def paid_once(ledger: Ledger, *parts: bytes) -> Generator[int]:
     >>> with paid_once(ledger, b"data", b"settings") as seed:
     ...     entry = ledger.spend(Laplace(1.0))
     """
-    fingerprint = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
-    file = None
+    fingerprint = _fingerprint(parts)
     content = os.urandom(_KEY + _NAME)
-    if ledger.path is not None:
-        folder = ledger.path.with_name(f".{ledger.path.name}.pending")
-        file, content = _find(folder, fingerprint) or _begin(folder, fingerprint, content)
+    if ledger.path is None:
+        with ledger.attempt(content[_KEY:].hex()):
+            yield int.from_bytes(_mac(content[:_KEY], b"noise" + fingerprint))
+        return
+    folder = _folder(ledger.path)
+    file, content = _find(folder, fingerprint) or _begin(folder, fingerprint, content)
     key, name = content[:_KEY], content[_KEY : _KEY + _NAME].hex()
-    with ledger.attempt(name):
-        yield int.from_bytes(_mac(key, b"noise" + fingerprint))
-    if file is not None:
-        file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other work may be pending
-            file.parent.rmdir()
+    with _locked(file):
+        with ledger.attempt(name):
+            yield int.from_bytes(_mac(key, b"noise" + fingerprint))
+        with contextlib.suppress(PermissionError):  # Windows: not while it is locked
+            file.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other work may be pending
+        folder.rmdir()
+
+
+def is_pending(ledger: Ledger, *parts: bytes) -> bool:
+    """Return whether work with these parts was begun with `paid_once`, and has not ended."""
+    return ledger.path is not None and bool(_find(_folder(ledger.path), _fingerprint(parts)))
+
+
+def _folder(ledger_file: Path) -> Path:
+    return ledger_file.with_name(f".{ledger_file.name}.pending")
+
+
+def _fingerprint(parts: tuple[bytes, ...]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Generator[None]:
+    """Hold `file`, so that the same work is not done twice at the same time for one payment.
+
+    The operating system releases the lock when the process ends, also if it is killed.
+    """
+    handle, is_held = None, False
+    try:
+        with contextlib.suppress(OSError):
+            handle = os.open(file, os.O_RDWR)
+            _lock(handle)
+            # Otherwise the work of another process ended just now, and its file was removed.
+            is_held = os.path.samestat(os.fstat(handle), os.stat(file))
+        if not is_held:
+            raise BlockingIOError(
+                "the same work on the same data is under way in another process. Wait for its end "
+                "and start again: that is then new work, which pays."
+            )
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Lock the open file for this process; raise `OSError` if someone else has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        os.lseek(handle, _LOCK_AT, os.SEEK_SET)  # beyond the content, which others may read
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _find(folder: Path, fingerprint: bytes) -> tuple[Path, bytes] | None:

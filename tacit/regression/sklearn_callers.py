@@ -1,12 +1,11 @@
 """What scikit-learn does around a private fit, where it would spend or leak unseen.
 
-A step of a `Pipeline` that learns from the records in front of a private estimator (a scaler, an
-imputer) releases what it learned without noise. A search or a cross-validation without a ledger
+A step of a `Pipeline` in front of a private estimator may learn from the records without paying
+(`tacit._pipelines`). A search or a cross-validation without a ledger
 pays for many fits that nobody adds up. An estimator is not told who calls it, so the callers are
 found on the stack of Python frames; where none is found, nothing is claimed and nothing refused.
 """
 
-import pickle
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,12 +13,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-from sklearn.base import BaseEstimator, clone
-from sklearn.frozen import FrozenEstimator
-from sklearn.utils import get_tags
-
-from tacit.errors import TacitError
+from tacit._pipelines import refuse_step
 
 _warned: WeakSet[Any] = WeakSet()  # objects that live as long as one cross-validation
 
@@ -28,12 +22,8 @@ class UncountedFits(UserWarning):
     """Warning: a search or cross-validation fits a private estimator several times, unpaid."""
 
 
-class LearningStep(TacitError, ValueError):
-    """A step in front of a private estimator learns from the records without paying."""
-
-
 def refuse_learning_steps() -> None:
-    """Raise if a `Pipeline` that is being fitted has a step before the last that learns."""
+    """Raise if a `Pipeline` that is being fitted has a step before the last that is not safe."""
     for frame in _frames():
         owner = frame.f_locals.get("self")
         steps = getattr(owner, "steps", None)
@@ -41,7 +31,7 @@ def refuse_learning_steps() -> None:
             steps, list
         ):
             for name, step in steps[:-1]:
-                _refuse(name, step)
+                refuse_step(name, step)
 
 
 def warn_of_repeated_fits(epsilon: object, delta: object) -> None:
@@ -67,56 +57,6 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _refuse(name: str, step: object) -> None:
-    """Raise if `step`, or a step inside it, learns more from a table than its shape."""
-    inner = [
-        *getattr(step, "steps", []),
-        *getattr(step, "transformers_", getattr(step, "transformers", [])),
-        *getattr(step, "transformer_list", []),
-    ]
-    for part in inner:
-        _refuse(str(part[0]), part[1])
-    if inner or step is None or isinstance(step, str | FrozenEstimator):
-        return
-    if get_tags(step).requires_fit and not _learns_shape_only(step):
-        raise LearningStep(
-            f"the step {name!r} ({type(step).__name__}) learns from the private records without "
-            "paying. Declare what it would learn: tacit.datasets.Schema({'age': [18, 93]}) scales "
-            "and fills missing values by declared bounds. A step that was fitted on public data "
-            "may stay as sklearn.frozen.FrozenEstimator(step)."
-        )
-
-
-def _learns_shape_only(step: Any) -> bool:  # Any: a transformer of any library
-    """Return whether copies of `step`, fitted to different tables, end up equal.
-
-    The tables have the number of columns of the fitted step: random numbers, numbers with other
-    means and scales, constants, and, where the step accepts them, missing values. Columns of text
-    are not tried: a step that cannot be fitted to numbers counts as one that learns.
-    """
-    width = getattr(step, "n_features_in_", None)
-    if width is None:
-        return False
-    rng = np.random.default_rng(0)
-    shape, labels = (64, width), np.arange(64) % 2
-    tables = [rng.normal(0, 1, shape), rng.normal(5, 3, shape), np.ones(shape)]
-    gaps = np.where(rng.random(shape) < 0.5, np.nan, 1.0)
-    gaps[:, 0] = np.nan
-    found = set()
-    for table in (*tables, gaps):
-        copy: Any = clone(step)
-        try:
-            found.add(pickle.dumps(_learned(copy.fit(table, labels))))
-        except Exception:  # whatever the step raises, it could not be shown to learn nothing
-            if table is not gaps:
-                return False
-    return len(found) == 1
-
-
-def _learned(step: BaseEstimator) -> dict[str, Any]:
-    return {name: value for name, value in vars(step).items() if name.endswith("_")}
 
 
 def _warn_of_search(frame: FrameType, epsilon: object, delta: object) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from tacit._check import whole
+from tacit._check import MOST, whole
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Key:
         """Return the key derived from `seed`, or a fresh key if `seed` is None."""
         if seed is None:
             return cls.fresh()
-        return cls(hashlib.sha256(f"tacit seed {whole(seed=seed)}".encode()).digest())
+        is_long = isinstance(seed, int) and seed > MOST  # a derived one, of 128 bits
+        number = seed if is_long else whole(seed=seed)
+        return cls(hashlib.sha256(f"tacit seed {number}".encode()).digest())
 
     def bind(self, what: str, digest: bytes) -> str:
         """Return `digest` under this key, so that it cannot be compared without the key."""

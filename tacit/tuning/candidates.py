@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from tacit._pipelines import refuse_step
 from tacit.events import Event, Relation
 from tacit.ledger import Ledger
 
@@ -27,7 +30,7 @@ Configuration = Mapping[str, Any]  # Any: values of settings
 Space = Mapping[str, Sequence[Any]] | Sequence[Configuration]
 _SET_BY_SEARCH = (
     *("epsilon", "delta", "ledger", "random_state", "rng", "n_records", "classes", "relation"),
-    *("target_bounds", "folder", "reference"),
+    *("target_bounds", "folder", "cache", "reference"),
 )
 
 
@@ -36,6 +39,28 @@ class PrivateRecords(NamedTuple):
 
     x: Any
     y: Any
+
+    @classmethod
+    def of(cls, x: Any, y: ArrayLike) -> "PrivateRecords":
+        """Return the records; raise unless each has one target. A column counts as a row."""
+        from sklearn.exceptions import DataConversionWarning
+
+        targets = np.asarray(y)
+        if targets.ndim == 2 and targets.shape[1] == 1:  # a table
+            warnings.warn(
+                "y is a column, where one number for each record is expected: it is read as such.",
+                DataConversionWarning,
+                stacklevel=3,
+            )
+            targets = targets[:, 0]
+        if targets.ndim != 1:
+            raise ValueError(f"y must have one value for each record, got shape {targets.shape}.")
+        table = x if hasattr(x, "shape") else np.asarray(x)
+        if table.shape[:1] != targets.shape:
+            raise ValueError(
+                f"X and y must have as many rows, got {table.shape[:1]} and {targets.shape}."
+            )
+        return cls(table, targets)
 
     def rows(self, chosen: Any) -> "PrivateRecords":
         """Return the records with these indices, or at which this mask is true."""
@@ -55,18 +80,24 @@ class Candidates:
     Parameters
     ----------
     estimator
-        Unfitted, with one setting named `ledger`; in a pipeline, that of the step which is private.
-    names
-        What the search sets, by plain name, with the full name that the estimator has for it.
+        Unfitted, with a setting `ledger` of its own; or a pipeline that ends in such an estimator.
+    n_records
+        Declared number of training records.
+    run_delta
+        The delta that goes with the epsilon of a run.
+    classes
+        All labels, for estimators to which none were declared.
     public
         Public inputs that are passed to `fit` as third argument (PATE), or None.
     """
 
     estimator: Any  # Any: estimators share methods, not a type
-    names: Mapping[str, str]
     configurations: tuple[Configuration, ...]
+    n_records: float
     delta: float
+    run_delta: float
     relation: Relation
+    classes: NDArray[Any]
     public: Any = None
 
     @classmethod
@@ -88,28 +119,26 @@ class Candidates:
         if public is not None and not hasattr(estimator, "plan_event"):
             raise TypeError(f"{type(estimator).__name__} takes no public inputs: leave them out.")
         base: Any = clone(estimator, safe=False)
-        given = {plain: base.get_params()[name] for plain, name in names.items()}
-        if given.get("folder") is not None:
-            raise ValueError(
-                "estimator must not have a folder: it would keep what the search must delete."
-            )
-        facts = {}
-        if "classes" in names and given["classes"] is None and "target_bounds" not in names:
-            facts[names["classes"]] = np.unique(labels)  # assumed public, as by the estimators
-        base.set_params(**facts)
-        own = Relation(given["relation"]) if "relation" in names else None
-        if own is not None and relation is not None and own is not relation:
-            raise ValueError(
-                f"relation of the estimator must be that of the ledger, {relation}, got {own}."
-            )
-        found = own or relation or Relation.ADD_REMOVE
-        made = cls(base, names, configurations_of(space, names), delta, found, public)
-        return made.on(n_training, delta)
+        given = base.get_params().get(names.get("relation", ""))
+        own = None if given is None else Relation(given)
+        made = cls(
+            base,
+            configurations_of(space, names),
+            n_training,
+            delta,
+            run_delta=delta,
+            relation=relation or own or Relation.ADD_REMOVE,
+            classes=np.unique(labels),  # assumed public, as by the estimators
+            public=public,
+        )
+        for index in range(len(made.configurations)):
+            made.model(index, epsilon=None, ledger=None, seed=None)
+        return made
 
     @property
     def has_budget(self) -> bool:
         """Whether the noise of a run follows from an epsilon."""
-        return "epsilon" in self.names and not _has_given_noise(self.estimator)
+        return "epsilon" in _names(self.estimator) and not _has_given_noise(self.estimator)
 
     @property
     def is_automatic(self) -> bool:
@@ -119,32 +148,18 @@ class Candidates:
         values = [given.get(name) for name in settings]
         return all(isinstance(value, str) and value == "auto" for value in values)
 
+    @property
+    def target_bounds(self) -> Any:
+        """The bounds that the estimator declares for its target, or None."""
+        return self.estimator.get_params().get(_names(self.estimator).get("target_bounds", ""))
+
     def on(self, n_records: float, delta: float) -> "Candidates":
         """Return the same candidates with other public facts of their training.
 
         `n_records` is the declared number of records, `delta` that of the epsilon of a run. An
         estimator with a delta of 0 asks for pure DP and keeps it.
         """
-        from sklearn.base import clone
-
-        base: Any = clone(self.estimator, safe=False)
-        facts = {"n_records": max(1, round(n_records)), "delta": delta}
-        if self.is_pure or _has_given_noise(base):
-            del facts["delta"]
-        base.set_params(**{self.names[k]: v for k, v in facts.items() if k in self.names})
-        return replace(self, estimator=base)
-
-    @property
-    def run_delta(self) -> float:
-        """The delta that goes with the epsilon of a run."""
-        name = self.names.get("delta")
-        return self.delta if name is None else float(self.estimator.get_params()[name])
-
-    @property
-    def is_pure(self) -> bool:
-        """Whether the estimator asks for pure DP."""
-        name = self.names.get("delta")
-        return name is not None and self.estimator.get_params()[name] == 0
+        return replace(self, n_records=n_records, run_delta=delta)
 
     def model(
         self,
@@ -154,19 +169,37 @@ class Candidates:
         ledger: Ledger | None,
         seed: int | None,
         reference: tuple[float, float] | None = None,
+        cache: Path | None = None,
     ) -> Any:
         """Return an unfitted copy of the estimator with configuration `index`.
 
-        `reference` is the (epsilon, delta) of the run for which a trial chooses.
+        Values of the configuration are copied too, so that no run has an object of another one.
+        `reference` is the (epsilon, delta) of the run for which a trial chooses, and `cache` a
+        private folder for what runs compute.
         """
         from sklearn.base import clone
 
         model: Any = clone(self.estimator, safe=False)
-        model.set_params(**self.configurations[index])
-        values = {"ledger": ledger, "random_state": seed, "rng": seed, "reference": reference}
+        chosen = self.configurations[index]
+        model.set_params(**{name: clone(value, safe=False) for name, value in chosen.items()})
+        names = _names(model)
+        given = {plain: model.get_params()[name] for plain, name in names.items()}
+        self._require_searchable(given)
+        values = {
+            "ledger": ledger,
+            "random_state": seed,
+            "rng": seed,
+            "reference": reference,
+            "cache": cache,
+            "n_records": max(1, round(self.n_records)),
+        }
         if epsilon is not None:
             values["epsilon"] = epsilon
-        named = {self.names[key]: value for key, value in values.items() if key in self.names}
+        if given.get("delta") != 0 and not _has_given_noise(model):
+            values["delta"] = self.run_delta
+        if given.get("classes") is None and "target_bounds" not in names:
+            values["classes"] = self.classes
+        named = {names[key]: value for key, value in values.items() if key in names}
         return model.set_params(**named)
 
     def event(self, index: int, *, epsilon: float, records: PrivateRecords) -> Event:
@@ -185,6 +218,8 @@ class Candidates:
             with silence():
                 model.fit(records.x, records.y)
         except _PlannedEvent as planned:
+            for name, step in _steps_before(model):  # fitted by now, as far as they learn at all
+                refuse_step(name, step)
             return planned.event
         raise TypeError(
             f"{type(model).__name__} must pay from its ledger before it releases anything, and "
@@ -205,12 +240,26 @@ class Candidates:
                 )
 
     def forget_run(self, model: Any) -> None:
-        """Remove seed and ledger of a run from its model: the seed would reveal the noise."""
-        wanted = ("ledger", "random_state", "rng")
-        model.set_params(**{self.names[key]: None for key in wanted if key in self.names})
+        """Remove what belongs to a run from its model: the seed would reveal the noise."""
+        names, forgotten = _names(model), ("ledger", "random_state", "rng", "cache")
+        model.set_params(**{names[key]: None for key in forgotten if key in names})
         for part in parts_of(model):
             if getattr(part, "ledger_", None) is not None:
                 part.ledger_ = None
+
+    def _require_searchable(self, given: Mapping[str, Any]) -> None:
+        """Raise if an estimator would keep files, or has another relation than the search."""
+        for name in ("folder", "cache"):
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"estimator must not have a {name}: it would keep what the search must delete."
+                )
+        own = given.get("relation")
+        if own is not None and Relation(own) is not self.relation:
+            raise ValueError(
+                f"relation of the estimator must be that of the ledger, {self.relation}, got "
+                f"{Relation(own)}."
+            )
 
 
 def configurations_of(space: Space, names: Mapping[str, str]) -> tuple[Configuration, ...]:
@@ -236,8 +285,9 @@ def configurations_of(space: Space, names: Mapping[str, str]) -> tuple[Configura
 
 
 def parts_of(model: Any) -> list[Any]:
-    """Return a model and, if it is a pipeline, its steps."""
-    return [model, *(step for _, step in getattr(model, "steps", []))]
+    """Return a model and, if it is a pipeline, its steps and theirs, without those left out."""
+    steps = [step for _, step in getattr(model, "steps", []) if hasattr(step, "fit")]
+    return [model, *(part for step in steps for part in parts_of(step))]
 
 
 def _copied(part: Any) -> Any:
@@ -329,16 +379,38 @@ class _PlanningLedger(Ledger):
 
 
 def _names(estimator: Any) -> dict[str, str]:
-    """Return what the search sets by plain name, with the name that the estimator has for it."""
-    known = list(estimator.get_params(deep=True)) if hasattr(estimator, "get_params") else []
-    ledgers = [name for name in known if name.split("__")[-1] == "ledger"]
-    if len(ledgers) != 1:
+    """Return what the search sets by plain name, with the name that the estimator has for it.
+
+    Raises unless the estimator pays itself, from a setting `ledger`, or is a pipeline that ends in
+    one that does. Any other composition has parts that would learn from the records unpaid.
+    """
+    from sklearn.pipeline import Pipeline
+
+    prefix, part = "", estimator
+    while type(part) is Pipeline:
+        if part.memory is not None:
+            raise ValueError(
+                "the pipeline must not have a memory: it would keep what the search must delete."
+            )
+        name, part = part.steps[-1]
+        prefix += f"{name}__"
+    known = part.get_params(deep=True) if hasattr(part, "get_params") else {}
+    if [name for name in known if name.split("__")[-1] == "ledger"] != ["ledger"]:
         raise TypeError(
-            "estimator must be private and have one setting 'ledger' from which it pays, got "
-            f"{type(estimator).__name__} with {len(ledgers)} of them."
+            "estimator must be private: one that pays from a setting 'ledger' of its own, or a "
+            f"Pipeline that ends in one, got {type(part).__name__}, whose parts could learn from "
+            "the records without paying."
         )
-    prefix = ledgers[0].removesuffix("ledger")
-    return {plain: prefix + plain for plain in _SET_BY_SEARCH if prefix + plain in known}
+    return {plain: prefix + plain for plain in _SET_BY_SEARCH if plain in known}
+
+
+def _steps_before(model: Any) -> list[tuple[str, Any]]:
+    """Return the names and the steps in front of the private estimator in a pipeline."""
+    found: list[tuple[str, Any]] = []
+    while steps := getattr(model, "steps", None):
+        found += steps[:-1]
+        model = steps[-1][1]
+    return found
 
 
 def _has_given_noise(estimator: Any) -> bool:

@@ -126,16 +126,23 @@ class Score:
         return float(self.mechanism.release(total, rng=rng)) / self.n_scoring
 
     def values(self, model: Any, X: Any, y: NDArray[Any]) -> Floats:
-        """Return the value in [0, 1] of each record; private. What is not finite counts as 0."""
+        """Return the value in [0, 1] of each record; private. What is not finite counts as 0.
+
+        Arrays of other shapes would be broadcast, and then one record would have many values. So
+        there must be exactly one target and one prediction for each record.
+        """
+        _require_shape("y", y, (len(y),))
         if self.scoring == "accuracy":
-            found = np.asarray(model.predict(X)) == y
+            found = _predictions(model, X, len(y)) == y
         elif self.scoring == "probability":
             found = _probability_of(model, X, y)
         else:
-            error = np.abs(np.asarray(model.predict(X), float) - np.asarray(y, float))
+            error = np.abs(_predictions(model, X, len(y)).astype(float) - np.asarray(y, float))
             power = 2 if self.scoring == "squared_error" else 1
             found = 1 - (error / self.largest_error) ** power
-        return np.clip(np.nan_to_num(np.asarray(found, float), nan=0.0), 0.0, 1.0)
+        values = np.asarray(found, float)
+        _require_shape("values", values, (len(y),))
+        return np.clip(np.nan_to_num(values, nan=0.0), 0.0, 1.0)
 
 
 def score_kind(
@@ -176,5 +183,20 @@ def _probability_of(model: Any, X: Any, y: NDArray[Any]) -> Floats:
     """Return the probability that `model` gives to the true class of each record."""
     classes = np.asarray(model.classes_)
     found = np.asarray(model.predict_proba(X))
+    _require_shape("probabilities", found, (len(y), len(classes)))
     column = np.clip(np.searchsorted(classes, y), 0, len(classes) - 1)
     return np.where(classes[column] == y, found[np.arange(len(y)), column], 0.0)
+
+
+def _predictions(model: Any, X: Any, n_records: int) -> NDArray[Any]:
+    """Return one prediction for each record; a column of them becomes a row."""
+    found = np.asarray(model.predict(X))
+    if found.shape == (n_records, 1):
+        found = found[:, 0]
+    _require_shape("predictions", found, (n_records,))
+    return found
+
+
+def _require_shape(name: str, found: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if found.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {found.shape}.")

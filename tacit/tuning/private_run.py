@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,14 +46,16 @@ class PrivateRuns:
     candidates: Candidates
     epsilons: tuple[float | None, ...]  # None if its noise was given
     planned: tuple[Event, ...]
+    cache: Path
+    """A private folder for what runs compute, which is deleted with the search."""
     training: PrivateRecords
     scoring: PrivateRecords | None = None
     score: Score | None = None
     references: tuple[tuple[float, float], ...] = ()
     """The (epsilon, delta) that each configuration would have in a last run, if there is one."""
 
-    def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
-        """Train and score configuration `index`, with seeds for training and score, or None.
+    def run(self, index: int, seeds: tuple[int, int]) -> Outcome:
+        """Train and score configuration `index`, with seeds for training and score.
 
         Raises `SearchFailed` with no detail but the kind of error.
         """
@@ -78,7 +81,7 @@ class PrivateRuns:
             )
         return outcome
 
-    def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome | None:
+    def _run(self, index: int, seed: int, score_seed: int) -> Outcome | None:
         """Return the outcome, or None if the run asked to pay for more than was planned."""
         candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
         model = candidates.model(
@@ -87,6 +90,7 @@ class PrivateRuns:
             ledger=ledger,
             seed=seed,
             reference=self.references[index] if self.references else None,
+            cache=self.cache,
         )
         public = () if candidates.public is None else (candidates.public,)
         # A copy: what a run writes into its records must not reach other runs.

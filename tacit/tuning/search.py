@@ -7,16 +7,17 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from tacit._check import in_open_unit, positive, whole
+from tacit.accounting import epsilon as price_of
 from tacit.errors import WeakGuarantee
 from tacit.events import Event
-from tacit.ledger import Ledger, paid_once
+from tacit.ledger import Ledger, is_pending, paid_once
 from tacit.mechanisms import generator
 from tacit.tuning.candidates import Candidates, PrivateRecords, Space
 from tacit.tuning.holdout import Score, Split, score_kind, split_of
@@ -26,7 +27,7 @@ from tacit.tuning.search_plan import SearchPlan, plan_search, plan_trials
 from tacit.tuning.unfinished import Unfinished
 
 _PARTS = ("train", "score")
-_MOST_SEED = 10**18  # above it, estimators accept no seed
+_MOST_SEED = 2**128  # as many as the keys of a fresh generator
 
 
 @dataclass(eq=False, repr=False)
@@ -123,50 +124,34 @@ class PrivateSearch(BaseEstimator):
 
     def fit(self, X: Any, y: ArrayLike, public: Any = None) -> Self:
         """Search on private `X` and `y`; `public` are the public inputs that PATE labels."""
-        if self.ledger is not None:
-            self.ledger.require_unit(is_user=False)
-        split = split_of(self.holdout)
-        records = PrivateRecords(X, np.asarray(y))
-        n_records = self._n_records(len(records.y))
-        WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
-        candidates = self._candidates(records, split, public)
-        with self._paid_once(records, candidates) as seed:
-            is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))
-            training, scoring = records.rows(~is_scoring), records.rows(is_scoring)
-            runs = self._runs(candidates, split, len(records.y))
-            candidates, whole_data = self._for_trials(candidates, split, runs, len(records.y))
-            plan = self._plan(candidates, whole_data, split, runs, training, records)
-            chosen = plan.runs.draw(
-                len(candidates.configurations), generator(_derived(seed, "runs"))
-            )
-            ranks = generator(_derived(seed, "ties")).random(len(chosen))
-            score = self._score(candidates, plan, len(records.y))
-            each = plan.run_epsilons or (plan.run_epsilon,) * len(plan.training)
-            meant = tuple((x, whole_data.run_delta) for x in plan.last_epsilons if each)
-            trials = PrivateRuns(
-                candidates, each, plan.training, training, scoring, score, references=meant
-            )
-            last = PrivateRuns(whole_data, plan.last_epsilons, plan.last, records)
-            if self.ledger is not None:
-                self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
-            self._say("paid; the runs are under way")
-            kept = Unfinished(None if self.ledger is None else self.ledger.path, seed)
-            failure = None
-            try:
-                index, best = 0, Outcome(math.nan, None)
-                if runs != CheapTrials(count=0):
-                    index, best = self._best(trials, chosen, np.atleast_1d(ranks), seed, kept)
-                if plan.last:
-                    best = self._last(last, index, len(chosen), seed, kept).scored(best.score)
-                self._release(index, best, whole_data, plan)
-            except SearchFailed as error:
-                failure = error
-            kept.delete()
-        # Raised when the search has ended, so that another try is another search, which pays.
-        if failure is not None:
-            raise failure
-        self._say("released")
+        with self._searched(X, y, public) as found:
+            pass
+        # After the end of the search: if it is repeated, nothing was released before.
+        self._release(found)
         return self
+
+    @contextlib.contextmanager
+    def fitting(self, X: Any, y: ArrayLike, public: Any = None) -> Iterator[Self]:
+        """Search as `fit` does, and end the search when the block ends: store the result in it.
+
+        If the process is killed in the block, and the ledger has a file, the same search can be
+        made again: it releases the same and pays nothing more.
+        """
+        with self._searched(X, y, public) as found:
+            self._release(found)
+            yield self
+
+    def plan(self, X: Any, y: ArrayLike, public: Any = None) -> SearchPlan:
+        """Return what `fit` would pay and do; nothing is paid or released."""
+        return self._prepare(X, y, public).plan
+
+    def forget(self, X: Any, y: ArrayLike, public: Any = None) -> None:
+        """Delete what a killed search on these records has left beside the ledger."""
+        records = PrivateRecords.of(X, y)
+        candidates = self._candidates(records, split_of(self.holdout), public)
+        if self.ledger is not None and is_pending(self.ledger, *self._prints(records, candidates)):
+            with self._paid_once(records, candidates) as seed:
+                Unfinished(self.ledger.path, seed).delete()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predictions of the released model."""
@@ -184,6 +169,60 @@ class PrivateSearch(BaseEstimator):
     def classes_(self) -> NDArray[Any]:
         """Classes of the released model."""
         return self.best_estimator_.classes_
+
+    def _prepare(self, X: Any, y: ArrayLike, public: Any) -> "_Prepared":
+        """Check and plan the search, from public facts; nothing is paid or released."""
+        if self.ledger is not None:
+            self.ledger.require_unit(is_user=False)
+        split = split_of(self.holdout)
+        records = PrivateRecords.of(X, y)
+        candidates = self._candidates(records, split, public)
+        runs = self._runs(candidates, split, len(records.y))
+        trials, whole_data = self._for_trials(candidates, split, runs, records)
+        plan = self._plan(trials, whole_data, split, runs, records)
+        score = self._score(candidates, plan, len(records.y))
+        return _Prepared(records, trials, whole_data, plan, score)
+
+    @contextlib.contextmanager
+    def _searched(self, X: Any, y: ArrayLike, public: Any) -> Iterator["_Found"]:
+        """Pay, make all runs and yield what may be released; the search ends with the block."""
+        records, candidates, whole_data, plan, score = self._prepare(X, y, public)
+        n_records = self._n_records(len(records.y))
+        WeakGuarantee.issue(epsilon=self.epsilon, delta=self.delta, n_records=n_records)
+        self._say(f"planned: {plan.describe()}")
+        failure = None
+        with self._paid_once(records, candidates) as seed:
+            is_scoring = plan.split.is_scoring(len(records.y), generator(_derived(seed, "split")))
+            training, scoring = records.rows(~is_scoring), records.rows(is_scoring)
+            chosen = plan.runs.draw(
+                len(candidates.configurations), generator(_derived(seed, "runs"))
+            )
+            ranks = generator(_derived(seed, "ties")).random(len(chosen))
+            each = plan.run_epsilons or (plan.run_epsilon,) * len(plan.training)
+            meant = tuple((x, whole_data.run_delta) for x in plan.last_epsilons if each)
+            if self.ledger is not None:
+                self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
+            self._say("paid; the runs are under way")
+            with Unfinished(None if self.ledger is None else self.ledger.path, seed) as kept:
+                trials = PrivateRuns(
+                    candidates, each, plan.training, kept.cache, training, scoring, score, meant
+                )
+                last = PrivateRuns(whole_data, plan.last_epsilons, plan.last, kept.cache, records)
+                try:
+                    index, best = 0, Outcome(math.nan, None)
+                    if plan.training:
+                        index, best = self._best(trials, chosen, np.atleast_1d(ranks), seed, kept)
+                    if plan.last:
+                        best = self._last(last, index, len(chosen), seed, kept).scored(best.score)
+                except SearchFailed as error:
+                    failure = error
+                else:
+                    yield _Found(dict(whole_data.configurations[index]), best, plan)
+                kept.delete()
+        # Raised when the search has ended, so that another try is another search, which pays.
+        if failure is not None:
+            raise failure
+        self._say("released")
 
     def _n_records(self, n_rows: int) -> int:
         return n_rows if self.n_records is None else whole(n_records=self.n_records, least=2)
@@ -223,19 +262,28 @@ class PrivateSearch(BaseEstimator):
         )
 
     def _for_trials(
-        self, candidates: Candidates, split: Split, runs: object, n_rows: int
+        self, candidates: Candidates, split: Split, runs: Runs, records: PrivateRecords
     ) -> tuple[Candidates, Candidates]:
         """Return the candidates of trials and those of a last run on all records, if there is one.
 
-        Deltas of approximate DP add up, so trials and the last run get parts of that of the search.
-        Without trials the only candidate is the estimator with the settings it was given.
+        Deltas of approximate DP add up, so runs get parts of that of the search. Without trials the
+        only candidate is the estimator with the settings it was given.
         """
+        n_configurations, delta = len(candidates.configurations), candidates.delta
         if not isinstance(runs, CheapTrials):
+            events = [
+                candidates.event(i, epsilon=positive(epsilon=self.epsilon) / 2, records=records)
+                for i in range(n_configurations)
+            ]
+            price = price_of(runs.event(events), delta=delta, relation=candidates.relation)
+            if math.isinf(price):  # some runs have a delta of their own
+                count = runs.mean if isinstance(runs, RandomRuns) else n_configurations
+                candidates = candidates.on(candidates.n_records, 0.5 * delta / max(1.0, count))
             return candidates, candidates
-        n_records, delta = self._n_records(n_rows), candidates.delta
+        n_records = self._n_records(len(records.y))
         if runs.count == 0:
             return candidates, replace(candidates.on(n_records, delta), configurations=({},))
-        each = 0.5 * runs.share * delta / runs.trials(len(candidates.configurations))
+        each = 0.5 * runs.share * delta / runs.trials(n_configurations)
         trials = candidates.on(n_records - split.scoring_records(n_records), each)
         return trials, candidates.on(n_records, (1 - runs.share) * delta)
 
@@ -245,10 +293,12 @@ class PrivateSearch(BaseEstimator):
         last: Candidates,
         split: Split,
         runs: Runs,
-        training: PrivateRecords,
         records: PrivateRecords,
     ) -> SearchPlan:
-        """Return the plan of the search, from public facts; nothing is paid or released."""
+        """Return the plan of the search, from public facts; nothing is paid or released.
+
+        What a run pays must not depend on the records, so all of them stand for its training part.
+        """
         epsilon, n_configurations = positive(epsilon=self.epsilon), len(candidates.configurations)
         terms: dict[str, Any] = {
             "split": split,
@@ -257,41 +307,32 @@ class PrivateSearch(BaseEstimator):
             "relation": candidates.relation,
         }
 
-        def events_at(
-            of: Candidates, rows: PrivateRecords
-        ) -> Callable[[float, Sequence[int]], tuple[Event, ...]]:
-            of.require_public_plan(epsilon=epsilon / 2, records=rows)
-            return lambda x, which: tuple(of.event(i, epsilon=x, records=rows) for i in which)
+        def events_at(of: Candidates) -> Callable[[float, Sequence[int]], tuple[Event, ...]]:
+            of.require_public_plan(epsilon=epsilon / 2, records=records)
+            return lambda x, which: tuple(of.event(i, epsilon=x, records=records) for i in which)
 
         if isinstance(runs, CheapTrials):
-            trial_at = events_at(candidates, training) if runs.count != 0 else None
-            plan = plan_trials(
-                trial_at, events_at(last, records), n_configurations, runs=runs, **terms
-            )
-        else:
-            plan = plan_search(
-                events_at(candidates, training),
-                n_configurations,
-                runs=runs,
-                **terms,
-                is_noise_given=not candidates.has_budget,
-            )
-        self._say(f"planned: {plan.describe()}")
-        return plan
+            trial_at = events_at(candidates) if runs.count != 0 else None
+            return plan_trials(trial_at, events_at(last), n_configurations, runs=runs, **terms)
+        return plan_search(
+            events_at(candidates),
+            n_configurations,
+            runs=runs,
+            **terms,
+            is_noise_given=not candidates.has_budget,
+        )
 
     def _score(self, candidates: Candidates, plan: SearchPlan, n_rows: int) -> Score:
-        name = candidates.names.get("target_bounds")
-        bounds = None if name is None else candidates.estimator.get_params()[name]
-        kind, largest = score_kind(self.estimator, self.scoring, self.largest_error, bounds)
+        kind, largest = score_kind(
+            self.estimator, self.scoring, self.largest_error, candidates.target_bounds
+        )
         n_scoring = plan.split.scoring_records(self._n_records(n_rows))
         return Score(kind, plan.score_noise, n_scoring, largest)
 
     @contextlib.contextmanager
     def _paid_once(self, records: PrivateRecords, candidates: Candidates) -> Iterator[int]:
         """Yield the seed of the search, which is the same when a killed search is continued."""
-        prints = _fingerprints(
-            records, candidates, {**self.get_params(deep=False), "estimator": None, "ledger": None}
-        )
+        prints = self._prints(records, candidates)
         # A seed given by the user is bound to data and settings: equal noise on two data sets
         # would show their difference.
         given = None
@@ -302,6 +343,11 @@ class PrivateSearch(BaseEstimator):
             return
         with paid_once(self.ledger, *prints) as fresh:
             yield fresh if given is None else given
+
+    def _prints(self, records: PrivateRecords, candidates: Candidates) -> list[bytes]:
+        """Return hashes of all that the result depends on; private."""
+        settings = {**self.get_params(deep=False), "estimator": None, "ledger": None}
+        return _fingerprints(records, candidates, settings)
 
     def _best(
         self,
@@ -319,13 +365,7 @@ class PrivateSearch(BaseEstimator):
         best: tuple[float, float, int, Outcome] | None = None
         done = {run: outcome for run in range(len(chosen)) if (outcome := kept.read(run))}
         left = [run for run in range(len(chosen)) if run not in done]
-        seeds = dict.fromkeys(left, (None, None))  # fresh entropy: kept outcomes need no replay
-        if self.random_state is not None:
-            seeds = {
-                run: tuple(_derived(seed, f"{part} {run}") % _MOST_SEED for part in _PARTS)
-                for run in left
-            }
-        work = ((run, chosen[run], seeds[run]) for run in left)
+        work = ((run, chosen[run], _seeds(seed, run)) for run in left)
         for run, outcome in chain(done.items(), _run_all(runs, work, self.n_jobs, kept)):
             found = (outcome.score, float(ranks[run]), run, outcome)
             best = found if best is None else max(best, found, key=lambda one: one[:3])
@@ -342,25 +382,38 @@ class PrivateSearch(BaseEstimator):
     ) -> Outcome:
         """Make the run that follows cheap trials, on all records, and return its outcome."""
         if (outcome := kept.read(number)) is None:
-            own = None
-            if self.random_state is not None:
-                own = _derived(seed, f"train {number}") % _MOST_SEED
-            outcome = runs.run(index, (own, None))
+            outcome = runs.run(index, _seeds(seed, number))
             kept.write(number, outcome)
         return outcome
 
-    def _release(self, index: int, best: Outcome, candidates: Candidates, plan: SearchPlan) -> None:
-        self.best_estimator_ = best.model
-        self.best_params_ = dict(candidates.configurations[index])
-        self.best_score_ = best.score
-        self.plan_ = plan
-        self.event_ = plan.event
+    def _release(self, found: "_Found") -> None:
+        self.best_params_, best, self.plan_ = found
+        self.best_estimator_, self.best_score_ = best.model, best.score
+        self.event_ = self.plan_.event
         if hasattr(best.model, "event_"):
-            best.model.event_ = plan.event  # what this model cost is the whole search
+            best.model.event_ = self.event_  # what this model cost is the whole search
 
     def _say(self, line: str) -> None:
         if self.progress is not None:
             self.progress(line)
+
+
+class _Prepared(NamedTuple):
+    """What a search needs before it pays: all of it is checked, and nothing is released."""
+
+    records: PrivateRecords
+    candidates: Candidates
+    whole_data: Candidates  # of the last run, on all records
+    plan: SearchPlan
+    score: Score
+
+
+class _Found(NamedTuple):
+    """What a search may release."""
+
+    parameters: dict[str, Any]  # Any: values of settings
+    outcome: Outcome
+    plan: SearchPlan
 
 
 def _run_all(
@@ -378,9 +431,19 @@ def _run_all(
 
 
 def _run_one(
-    runs: PrivateRuns, run: int, index: int, seeds: tuple[int | None, int | None]
+    runs: PrivateRuns, run: int, index: int, seeds: tuple[int, int]
 ) -> tuple[int, Outcome]:
     return run, runs.run(index, seeds)
+
+
+def _seeds(seed: int, run: int) -> tuple[int, int]:
+    """Return the seeds of training and of the score of a run.
+
+    They follow from the seed that is stored with the payment, so that a run which is repeated, for
+    the same payment, has the same noise.
+    """
+    train, score = (_derived(seed, f"{part} {run}") % _MOST_SEED for part in _PARTS)
+    return train, score
 
 
 def _derived(seed: int, *names: str) -> int:

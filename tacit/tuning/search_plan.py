@@ -253,9 +253,15 @@ def _scaled(price: Callable[[float], float], *, start: float, target: float) -> 
             within = max(within, x)
             if cost >= (1 - _PRECISION) * target:
                 return x
-        x *= (1 - _PRECISION / 2) * target / cost if cost > 0 else 2.0
+        if cost in (0.0, math.inf):
+            x *= 2.0 if cost == 0 else 0.5
+        else:
+            x *= (1 - _PRECISION / 2) * target / cost
     if within == 0:
-        raise ValueError(f"no run is cheap enough for a search of epsilon {target:g}.")
+        raise ValueError(
+            f"no run is cheap enough for a search of epsilon {target:g}. Search with fewer runs, "
+            "or leave out configurations whose price has a delta of its own."
+        )
     return within
 
 

@@ -1,4 +1,4 @@
-"""What a search keeps until it has released: the outcomes of finished runs, in a private folder.
+"""What a search keeps until it ends: outcomes of runs and computed features, in a private folder.
 
 The folder is beside the ledger, readable by its owner only. It lets a killed search continue
 without repeating its runs, and is deleted when the search ends. Files hold pickles, and opening a
@@ -12,9 +12,12 @@ import hashlib
 import hmac
 import os
 import pickle
+import secrets
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
+from typing import Self
 
 from tacit.tuning.private_run import Outcome
 
@@ -23,7 +26,10 @@ _SECRET = 32  # bytes
 
 
 class Unfinished:
-    """Outcomes of the runs of one search; without a ledger file, nothing is kept."""
+    """What the runs of one search keep; without a ledger file, it goes with the block.
+
+    `cache` is the folder for what runs compute. It is made on use.
+    """
 
     def __init__(self, ledger_file: Path | None, seed: int) -> None:
         secret = None if ledger_file is None else _secret_of_account()
@@ -33,6 +39,16 @@ class Unfinished:
         if ledger_file is not None and secret is not None:
             name = hashlib.sha256(b"folder" + key).hexdigest()[:16]
             self._folder = ledger_file.with_name(f".{ledger_file.name}.search-{name}")
+        temporary = Path(tempfile.gettempdir()) / f"tacit-search-{secrets.token_hex(16)}"
+        self.cache = (self._folder or temporary) / "cache"
+
+    def __enter__(self) -> Self:
+        self.cache.parent.mkdir(mode=0o700, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is None:
+            self.delete()
 
     def read(self, run: int) -> Outcome | None:
         """Return the outcome of a finished run, or None."""
@@ -49,21 +65,20 @@ class Unfinished:
             return
         self._folder.mkdir(mode=0o700, exist_ok=True)
         content = pickle.dumps(tuple(outcome))
-        path = self._folder / f"{run}.private"
-        path.unlink(missing_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle, part = tempfile.mkstemp(dir=self._folder)  # mode 0600
         with os.fdopen(handle, "wb") as stream:
             stream.write(self._code(run, content) + content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, self._folder / f"{run}.private")
 
     def delete(self) -> None:
-        """Remove every outcome."""
-        if self._folder is None:
-            return
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._folder.exists():
+        """Remove everything."""
+        place = self.cache.parent
+        shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
             warnings.warn(
-                f"{self._folder} holds private outcomes of a search and could not be deleted. "
-                "Delete it.",
+                f"{place} holds private outcomes of a search and could not be deleted. Delete it.",
                 stacklevel=3,
             )
 

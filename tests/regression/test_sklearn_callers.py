@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import uniform
-from sklearn.compose import ColumnTransformer
-from sklearn.decomposition import PCA
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer, make_column_selector
+from sklearn.decomposition import NMF, PCA
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import (
@@ -19,19 +20,21 @@ from sklearn.model_selection import (
     cross_val_predict,
     cross_val_score,
 )
-from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     MinMaxScaler,
     Normalizer,
     PolynomialFeatures,
     StandardScaler,
+    scale,
 )
 
 import tacit
 from tacit.datasets import Schema
+from tacit.errors import LearningStep
 from tacit.regression import Bounds, FrankWolfe, LinearRegression, LogisticRegression
-from tacit.regression.sklearn_callers import LearningStep, UncountedFits
+from tacit.regression.sklearn_callers import UncountedFits
 
 OPTIONS = {"epsilon": 1.0, "delta": 1e-6, "bounds": (-3, 3), "random_state": 0}
 LINEAR = LinearRegression(**OPTIONS, target_bounds=(-3, 3), method="adassp")
@@ -68,20 +71,60 @@ def test_a_step_that_learns_is_refused_by_name_with_the_replacement(step, model)
     assert ledger.history() == []
 
 
+class OwnScaler(FunctionTransformer):
+    """A class of the user's own, which says that it learns nothing."""
+
+    def transform(self, X):
+        return scale(X)
+
+
+def public_scaler():
+    return StandardScaler().fit(np.random.default_rng(1).normal(size=(50, 2)))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (FunctionTransformer(scale), "treat each record"),
+        (FunctionTransformer(np.abs), "treat each record"),
+        (OwnScaler(), "treat each record"),
+        (make_pipeline(Normalizer(), FunctionTransformer(scale)), "treat each record"),
+        (ColumnTransformer([("a", FunctionTransformer(scale), [0])]), "treat each record"),
+        (ColumnTransformer([("a", "drop", [0])], remainder=OwnScaler()), "treat each record"),
+        (ColumnTransformer([("a", Normalizer(), lambda X: [0])]), "chooses columns"),
+        (FeatureUnion([("a", Normalizer()), ("b", OwnScaler())]), "treat each record"),
+        (FrozenEstimator(FunctionTransformer(scale)), "treat each record"),
+        (FrozenEstimator(make_pipeline(OwnScaler())), "treat each record"),
+        (FrozenEstimator(NMF(1).fit(np.ones((4, 2)))), "treat each record"),
+        (Pipeline([("a", Normalizer())], memory="somewhere"), "has a memory"),
+    ],
+)
+def test_a_step_that_may_treat_records_together_is_refused(step, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, y = some_data()
+    ledger = tacit.Ledger()
+    with pytest.raises(LearningStep, match=message):
+        make_pipeline(step, clone(LINEAR).set_params(ledger=ledger)).fit(np.abs(X), y)
+    assert ledger.history() == []
+
+
 def test_steps_that_learn_nothing_are_accepted():
     X, y = some_data()
-    public = StandardScaler().fit(np.random.default_rng(1).normal(size=(50, 2)))
     steps = (
         FunctionTransformer(),
         Normalizer(),
         PolynomialFeatures(2),
-        FrozenEstimator(public),
+        FrozenEstimator(public_scaler()),
+        FrozenEstimator(make_pipeline(StandardScaler(), PolynomialFeatures(2)).fit(X[:9])),
+        ColumnTransformer([("a", "passthrough", [0])], remainder=PolynomialFeatures(2)),
         Schema(default=[-3, 3]),
         ColumnTransformer([("a", Schema(default=[-3, 3]), [0, 1])]),
         "passthrough",
     )
     for step in steps:
         make_pipeline(step, LinearRegression(**OPTIONS, target_bounds=(-3, 3))).fit(X, y)
+    by_type = ColumnTransformer([("a", Normalizer(), make_column_selector(dtype_include=float))])
+    make_pipeline(by_type, clone(LINEAR)).fit(pd.DataFrame(X, columns=["a", "b"]), y)
 
 
 def test_a_search_without_a_ledger_warns_once_with_the_total():

@@ -287,8 +287,8 @@ class LooksAtAllRecords(PrivateSearch):
         self.best_ = index if runs.training.x[:, 0].mean() < 0.5 else 0
         return super()._last(runs, self.best_, *rest)
 
-    def _release(self, index, *rest):
-        super()._release(self.best_, *rest)
+    def _release(self, found):
+        super()._release(found._replace(parameters={"level": SPACE["level"][self.best_]}))
 
 
 # 13. Estimators that would carry private values out of a run, or from one run to the next.
