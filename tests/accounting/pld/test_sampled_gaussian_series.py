@@ -30,7 +30,8 @@ def model_of(rate: float, sigma: float, steps: int, side: tuple[int, int]) -> Se
 def moment(model: SeriesModel, z: complex) -> complex:
     """Return E[exp(z loss)] up to the cut, by a trapezoid sum that is exact in floating point."""
     y = np.arange(-16.0, model.expansion.cut, 1 / 64)
-    log_g = np.log1p(model.expansion.rate * np.expm1((y - 0.5 / model.expansion.sigma) / model.expansion.sigma))
+    rate, sigma = model.expansion.rate, model.expansion.sigma
+    log_g = np.log1p(rate * np.expm1((y - 0.5 / sigma) / sigma))
     w = 1 + z if model.law.a else -z
     return complex(np.sum(np.exp(w * log_g - 0.5 * y * y)) / 64 / math.sqrt(2 * math.pi))
 
