@@ -156,8 +156,8 @@ def test_a_part_of_probability_0_costs_nothing(event, relation):
     settings = [lambda e: e, lambda e: ev.Repeated(e, 3), lambda e: ev.PoissonSampled(0.1, e)]
     settings += [lambda e: ev.BestOf(e, 3), lambda e: ev.ChosenOf((e, ev.Gaussian(4.0)))]
     for inside in settings:
-        found = acc.bracket(inside(choice), delta=1e-6, relation=relation)
-        assert found == acc.bracket(inside(plain), delta=1e-6, relation=relation)
+        found = acc.epsilon(inside(choice), delta=1e-6, relation=relation)
+        assert found == acc.epsilon(inside(plain), delta=1e-6, relation=relation)
     charge = acc.RDP().charge(choice, [2.0, 50.0], relation)
     assert np.array_equal(charge.values, acc.RDP().charge(plain, [2.0, 50.0], relation).values)
 
