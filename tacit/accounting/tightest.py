@@ -86,6 +86,8 @@ class Tightest:
             return shuffled_epsilon(local, single.n_reports, delta=delta, clones=clones)
 
         def by_pairs(part: Event, share: float) -> Bracket:
+            if share * delta == 0:
+                return Bracket(0.0, math.inf)
             if isinstance(single := only_release(part), ev.BestOf):
                 return best_of_bracket(
                     single, delta=share * delta, relation=relation, only_upper=True
@@ -97,6 +99,8 @@ class Tightest:
             return _BY_PAIRS.bracket(part, delta=share * delta, relation=relation)
 
         def by_renyi(part: Event, share: float) -> float:
+            if share * delta == 0:  # below the smallest float
+                return math.inf
             return RDP().epsilon(part, delta=share * delta, relation=relation)
 
         ways = [event] if (composed := _all_runs(event)) == event else [event, composed]

@@ -83,7 +83,8 @@ class NegativeBinomialRuns:
         if h == 0:
             log_scale = -math.log(-math.log(g))
         else:
-            log_scale = -special.gammaln(h) - math.log(abs(math.expm1(-h * math.log(g))))
+            y = -h * math.log(g)  # log |exp(y) - 1|, without overflow
+            log_scale = -special.gammaln(h) - max(y, 0.0) - math.log(-math.expm1(-abs(y)))
         logs = special.gammaln(k + h) - special.gammaln(k + 1) + k * math.log1p(-g) + log_scale
         return np.where(k >= 1, logs, -math.inf)
 

@@ -156,8 +156,8 @@ def test_a_part_of_probability_0_costs_nothing(event, relation):
     settings = [lambda e: e, lambda e: ev.Repeated(e, 3), lambda e: ev.PoissonSampled(0.1, e)]
     settings += [lambda e: ev.BestOf(e, 3), lambda e: ev.ChosenOf((e, ev.Gaussian(4.0)))]
     for inside in settings:
-        found = acc.bracket(inside(choice), delta=1e-6, relation=relation)
-        assert found == acc.bracket(inside(plain), delta=1e-6, relation=relation)
+        found = acc.epsilon(inside(choice), delta=1e-6, relation=relation)
+        assert found == acc.epsilon(inside(plain), delta=1e-6, relation=relation)
     charge = acc.RDP().charge(choice, [2.0, 50.0], relation)
     assert np.array_equal(charge.values, acc.RDP().charge(plain, [2.0, 50.0], relation).values)
 
@@ -249,3 +249,20 @@ def test_a_renyi_curve_beside_approximate_dp_in_a_selection_is_refused_with_the_
     event = ev.BestOf(ev.Sequence((ev.ZeroConcentratedDP(0.1), inner)), 3)
     with pytest.raises(UnsupportedEvent, match="together with a release that only has one"):
         acc.epsilon(event, delta=1e-5)
+
+
+TINY = [
+    ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 100),
+    ev.Repeated(ev.TruncatedPoissonSampled(0.1, 5, 1000, ev.Gaussian(1.0)), 5),
+    ev.Sequence((ev.Gaussian(1.0), ev.Laplace(2.0))),
+    ev.Sequence((ev.RenyiCurve((2.0, 4.0), (0.1, 0.2), 1.0), ev.Gaussian(2.0))),
+    ev.Repeated(ev.Laplace(1.0), 7),
+    ev.Repeated(ev.BestOf(ev.Gaussian(2.0), 3), 2),
+]
+
+
+@pytest.mark.parametrize("event", TINY, ids=str)
+def test_the_smallest_float_is_a_delta(event):
+    found = acc.bracket(event, delta=5e-324)
+    assert 0 <= found.lower <= found.upper < math.inf
+    assert found.upper >= acc.bracket(event, delta=1e-6).lower

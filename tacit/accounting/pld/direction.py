@@ -48,6 +48,7 @@ _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
 _MOST_GUESSES = 6
 _COARSER = 4.0  # factor of the errors when a smoothed curve would be too costly
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
+_LEAST_DELTA = 1e-300  # below it, shares of delta leave the range of floats
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 _SHORT_POINTS = (_COARSE, 1 << 15)
@@ -159,8 +160,10 @@ class DirectionPrice:
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         if self.is_short and self.is_laplace:  # few atoms: the transform does not decay
             methods = (self._lattice_epsilon, self._contour_epsilon, self._simple_epsilon)
+        if delta < _LEAST_DELTA:
+            methods = (self._simple_epsilon,)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
-        if has_mixtures(self.direction):
+        if has_mixtures(self.direction) and delta >= _LEAST_DELTA:
             methods = (self._mixture_epsilon, *methods)
             enough = _GOOD if self.is_short else _CLOSE
             if has_mixtures(self.direction, of_more_than=_MANY_SHIFTS):
