@@ -72,6 +72,7 @@ _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undet
 _HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.6
 """How far matrices are assumed to be off, relative to them, if residuals depend on features."""
+_MARGIN = 1.1  # on variances, for what the approximations leave out
 _NOISY = 0.3  # share of noise from which shrinking is more cautious, see `NewtonPlan.caution`
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
@@ -715,7 +716,7 @@ class Solver:
         noise = self.hessian_std**2
         middle = (variance + noise * length) * np.eye(len(gradient)) + sampling
         middle = middle + noise * np.outer(step, step)
-        covariance = inverse @ middle @ inverse
+        covariance = _MARGIN * inverse @ middle @ inverse
         lost = self._vectors[:, ~self._resolved]
         return uncertainty_of(self.unshrunk(), covariance, lost, self._whitening, free)
 
