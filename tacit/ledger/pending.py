@@ -58,6 +58,11 @@ def is_pending(ledger: Ledger, *parts: bytes) -> bool:
     return ledger.path is not None and bool(_find(_folder(ledger.path), _fingerprint(parts)))
 
 
+def any_pending(ledger_file: Path) -> bool:
+    """Return whether any work that pays from this ledger file was begun and has not ended."""
+    return _folder(ledger_file).is_dir()
+
+
 def _folder(ledger_file: Path) -> Path:
     return ledger_file.with_name(f".{ledger_file.name}.pending")
 
