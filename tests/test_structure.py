@@ -80,7 +80,7 @@ FLOAT_NOISE_ALLOWED = {
     "experiments/regression_studies.py": "simulated records, which are public",
     "training/noise.py": "noise of training steps, which has its own release",
     "training/gradients/freivalds.py": "random directions in which products are checked",
-    "regression/sklearn_callers.py": "synthetic tables on which steps of a pipeline are tried",
+    "_pipelines.py": "synthetic tables on which steps of a pipeline are tried",
 }
 
 

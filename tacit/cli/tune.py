@@ -40,14 +40,14 @@ def tune(
 
     \b
     Example:
-      tacit tune digits --vary training.learning_rate=0.1,0.5,2 --vary training.clip_norm=0.5,1
+      tacit tune digits --vary training.learning_rate=0.01,1 --epsilon 8
     """
     from tacit.experiments import SEARCH
     from tacit.experiments import tune as run_search
 
     if not vary:
         raise ValueError("tune needs --vary SETTING=VALUE,VALUE at least once.")
-    space = dict(map(_choices, vary))
+    space = _space(vary)
     chosen = given.recipe(recipe, epsilon=epsilon)
     folder = given.out or Path("runs") / f"{chosen.name}-tuned"
 
@@ -76,16 +76,29 @@ def tune(
         shared.print_json(shown | shared.outcome(facts, folder, written))
         return
     settings_text = ", ".join(f"{name} = {value}" for name, value in found["chosen"].items())
-    typer.echo(f"chosen    {settings_text}")
-    typer.echo(f"score     {found['score']:.4f}, with noise")
+    typer.echo(f"chosen    {settings_text or 'nothing: no setting was tried'}")
+    if found["score"] is not None:
+        typer.echo(f"score     {found['score']:.4f}, with noise")
+    alone = found["run_epsilon"]
+    one = "" if alone is None else f"; one run alone costs {shared.round_up(alone, 4)}"
     typer.echo(
         f"epsilon   {shared.round_up(facts.epsilon)} at delta {facts.delta:g} for the whole "
-        f"search; one run alone costs {shared.round_up(found['run_epsilon'], 4)}"
+        f"search{one}"
     )
     typer.echo(shared.utility_line(facts))
     typer.echo(f"run       {folder}")
     if written is not None:
         typer.echo(f"page      {written}")
+
+
+def _space(vary: list[str]) -> dict[str, list[Any]]:  # Any: TOML values
+    """Return the values to choose from, by setting; raise if a setting is named twice."""
+    space: dict[str, list[Any]] = {}
+    for name, values in map(_choices, vary):
+        if name in space:
+            raise ValueError(f"--vary names {name} twice. Give all its values at once.")
+        space[name] = values
+    return space
 
 
 def _choices(text: str) -> tuple[str, list[Any]]:  # Any: TOML values
@@ -94,6 +107,12 @@ def _choices(text: str) -> tuple[str, list[Any]]:  # Any: TOML values
     if not equals or not values.strip():
         raise ValueError(f"--vary must be SETTING=VALUE,VALUE, got {text!r}.")
     try:
-        return name.strip(), tomllib.loads(f"x = [{values}]")["x"]
+        found = tomllib.loads(f"x = [{values}]")["x"]
     except tomllib.TOMLDecodeError:
-        return name.strip(), [value.strip() for value in values.split(",")]
+        found = [value.strip() for value in values.split(",")]
+        if "" in found:
+            raise ValueError(f"--vary has an empty value, got {text!r}.") from None
+    twice = [value for i, value in enumerate(found) if value in found[:i]]
+    if twice:
+        raise ValueError(f"--vary gives the value {twice[0]} twice, got {text!r}.")
+    return name.strip(), found

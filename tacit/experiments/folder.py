@@ -36,6 +36,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tacit._file_lock import lock
 from tacit._untrusted import parse_json, read_json, read_text
 from tacit.errors import LedgerError
 from tacit.events import Relation
@@ -324,20 +325,8 @@ def _wait_for_lock(handle: int, deadline: float) -> None:
     """Lock the open file; raise `OSError` if someone else has locked it until the deadline."""
     while True:
         try:
-            return _lock(handle)
+            return lock(handle)
         except OSError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(0.05)
-
-
-def _lock(handle: int) -> None:
-    """Lock the open file for this process; raise `OSError` if someone else has locked it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
-    else:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ shows how many runs it made, which the price assumes to be private: facts do not
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
+    LEDGER,
     METRICS,
     MODEL,
     RECIPE,
@@ -40,10 +42,14 @@ from tacit.experiments.recipe_classifier import RecipeClassifier
 from tacit.experiments.released import model_bytes
 from tacit.experiments.table_check import check_table, table_releases, table_touches
 from tacit.experiments.training_loop import evaluate, steps_of, tensors
-from tacit.ledger import Ledger
+from tacit.ledger import Budget, Ledger, any_pending
 from tacit.tuning import PrivateSearch
 
 SEARCH = "search.json"
+_UNTRIED = (
+    "no setting will be tried: there are too few records, or runs, for scores to tell settings "
+    "apart at this epsilon. The whole budget goes into one run of the recipe as it is."
+)
 Space = Mapping[str, Sequence[Any]]  # Any: values of settings
 
 
@@ -56,7 +62,6 @@ def tune(
     holdout: float = 0.2,
     most_runs: int | None = None,
     jobs: int = 1,
-    cache: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Facts:
     """Search the `space` of settings of a DP-SGD recipe within its budget; return the facts.
@@ -85,47 +90,57 @@ def tune(
             "holdout": holdout,
             "most_runs": most_runs,
         }
-        _take(run, asked)
-        run.remember_data(root)
-        if run.is_finished:
+        _refuse_other(run, asked)
+        if run.is_finished and not any_pending(run / (recipe.privacy.ledger or LEDGER)):
             run.close()
             return run.facts()
         dataset = _load(recipe, root)
         filled = recipe.filled(dataset.n_records)
+        budget = filled.privacy.budget
+        search = PrivateSearch(
+            RecipeClassifier(recipe, relation=filled.privacy.relation).set_params(
+                classes=range(dataset.n_classes or 0)
+            ),
+            space,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            holdout=holdout,
+            most_runs=most_runs,
+            n_records=dataset.n_records,
+            n_jobs=jobs,
+            random_state=recipe.run.seed,
+            progress=on_progress,
+        )
+        if not run.is_finished:
+            # What cannot be searched is refused before anything is written or paid.
+            if not search.plan(dataset.x_train, dataset.y_train).training:
+                warnings.warn(_UNTRIED, stacklevel=2)
+            run.write(SEARCH, json.dumps({"asked": asked}, indent=2) + "\n")
+            run.remember_data(root)
         with run.open_ledger(filled, None) as ledger:
-            budget = filled.privacy.budget
             checked = check_table(
                 filled, dataset.flags, run, ledger, epsilon=budget.epsilon, root=root
             )
-            search = PrivateSearch(
-                RecipeClassifier(recipe, relation=filled.privacy.relation, cache=cache).set_params(
-                    classes=range(dataset.n_classes or 0)
-                ),
-                space,
-                epsilon=budget.epsilon * (1 - (filled.data.check_share if checked else 0.0)),
-                delta=budget.delta,
-                holdout=holdout,
-                most_runs=most_runs,
-                n_records=dataset.n_records,
-                ledger=ledger,
-                n_jobs=jobs,
-                random_state=recipe.run.seed,
-                progress=on_progress,
-            ).fit(dataset.x_train, dataset.y_train)
-            facts = _write(run, asked, search, dataset, ledger, checked, budget.epsilon)
-            return run.finish(facts, ledger)  # without its duration, which shows how many runs
+            share = filled.data.check_share if checked else 0.0
+            search.set_params(ledger=ledger, epsilon=budget.epsilon * (1 - share))
+            if run.is_finished:  # killed, perhaps, after the last file was written
+                search.forget(dataset.x_train, dataset.y_train)
+                run.close()
+                return run.facts()
+            # The search ends with the block: if it is killed before, it releases the same again.
+            with search.fitting(dataset.x_train, dataset.y_train):
+                facts = _write(run, asked, search, dataset, ledger, checked, budget)
+                return run.finish(facts, ledger)  # without its duration: it shows how many runs
 
 
-def _take(run: RunFolder, asked: dict[str, Any]) -> None:
-    """Write what was asked into an empty folder; raise if the folder holds anything else."""
+def _refuse_other(run: RunFolder, asked: dict[str, Any]) -> None:
+    """Raise if the folder holds anything but this search."""
     if (run / SEARCH).is_file():
         stored = json.loads((run / SEARCH).read_text(encoding="utf-8"))
         if stored["asked"] != asked:
             raise ValueError(f"{run.path} holds another search. Choose another with --out.")
     elif not run.is_empty:
         raise ValueError(f"{run.path} is not empty and holds no run. Choose another with --out.")
-    else:
-        run.write(SEARCH, json.dumps({"asked": asked}, indent=2) + "\n")
 
 
 def _load(recipe: Recipe, root: str | Path | None) -> Dataset:
@@ -143,15 +158,15 @@ def _write(
     dataset: Dataset,
     ledger: Ledger,
     checked: tuple[Event, ...],
-    epsilon: float,
+    budget: Budget,
 ) -> Facts:
     """Write model, recipe, metrics and the outcome of the search; return the facts."""
     best: RecipeClassifier = search.best_estimator_
     trained = best.released_
     n_training = best.n_records or 0
-    recipe = replace(
-        trained.recipe, privacy=replace(trained.recipe.privacy, epsilon=epsilon), published=()
-    )
+    # The budget of the whole search: that of one run is smaller.
+    privacy = replace(trained.recipe.privacy, epsilon=budget.epsilon, delta=budget.delta)
+    recipe = replace(trained.recipe, privacy=privacy, published=())
     prepared = trained.prepare(dataset)
     run.write(MODEL, model_bytes(recipe, trained.model, prepared, dataset.n_classes))
     run.write(RECIPE, recipe.to_toml())

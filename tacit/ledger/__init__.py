@@ -11,7 +11,7 @@ from tacit.ledger.chain import Entry
 from tacit.ledger.filter import Budget, Remaining
 from tacit.ledger.ledger import Epsilons, Ledger
 from tacit.ledger.migration import move
-from tacit.ledger.pending import is_pending, paid_once
+from tacit.ledger.pending import any_pending, is_pending, paid_once
 from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.reserved_plan import Plan
@@ -30,6 +30,7 @@ __all__ = [
     "Verification",
     "Witness",
     "WitnessMark",
+    "any_pending",
     "connect",
     "is_pending",
     "move",

@@ -15,9 +15,9 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+from tacit._file_lock import lock
 from tacit.ledger.ledger import Ledger
 
-_LOCK_AT = 1 << 20
 _KEY, _NAME = 32, 16  # bytes of the key and of the name; the rest of a file is a fingerprint
 
 
@@ -58,6 +58,11 @@ def is_pending(ledger: Ledger, *parts: bytes) -> bool:
     return ledger.path is not None and bool(_find(_folder(ledger.path), _fingerprint(parts)))
 
 
+def any_pending(ledger_file: Path) -> bool:
+    """Return whether any work that pays from this ledger file was begun and has not ended."""
+    return _folder(ledger_file).is_dir()
+
+
 def _folder(ledger_file: Path) -> Path:
     return ledger_file.with_name(f".{ledger_file.name}.pending")
 
@@ -76,7 +81,7 @@ def _locked(file: Path) -> Generator[None]:
     try:
         with contextlib.suppress(OSError):
             handle = os.open(file, os.O_RDWR)
-            _lock(handle)
+            lock(handle)
             # Otherwise the work of another process ended just now, and its file was removed.
             is_held = os.path.samestat(os.fstat(handle), os.stat(file))
         if not is_held:
@@ -88,19 +93,6 @@ def _locked(file: Path) -> Generator[None]:
     finally:
         if handle is not None:
             os.close(handle)
-
-
-def _lock(handle: int) -> None:
-    """Lock the open file for this process; raise `OSError` if someone else has locked it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        os.lseek(handle, _LOCK_AT, os.SEEK_SET)  # beyond the content, which others may read
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
-    else:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _find(folder: Path, fingerprint: bytes) -> tuple[Path, bytes] | None:

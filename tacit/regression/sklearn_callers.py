@@ -1,9 +1,9 @@
 """What scikit-learn does around a private fit, where it would spend or leak unseen.
 
 A step of a `Pipeline` in front of a private estimator may learn from the records without paying
-(`tacit._pipelines`). A search or a cross-validation without a ledger
-pays for many fits that nobody adds up. An estimator is not told who calls it, so the callers are
-found on the stack of Python frames; where none is found, nothing is claimed and nothing refused.
+(`tacit._pipelines`). A search or a cross-validation without a ledger pays for many fits that nobody
+adds up. An estimator is not told who calls it, so the callers are found on the stack of Python
+frames; where none is found, nothing is claimed and nothing refused.
 """
 
 import sys

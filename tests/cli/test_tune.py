@@ -1,14 +1,16 @@
 """`tacit tune` releases one run of a search and states the price of all of them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import tacit.tuning.search
 from tacit.cli import app
 from tacit.datasets import Schema
-from tacit.experiments import Recipe, RunFolder, tune
+from tacit.experiments import Recipe, RunFolder, tune, tuned_run
 from tacit.ledger import Ledger
 
 VARY = ("--vary", "training.learning_rate=0.01,0.5", "--epsilon", "4")
@@ -40,9 +42,87 @@ def test_tune_writes_a_run_that_can_be_verified(recipe):
     assert "holds another search" in other.output
 
 
-def test_tune_refuses_what_it_cannot_vary(recipe):
-    for given in ((), ("--vary", "training.epochs"), ("--vary", "training.epoch=1,2")):
-        assert run("tune", recipe, *given, "--out", "there").exit_code == 2
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((), "needs --vary"),
+        (("training.epochs",), "must be SETTING=VALUE"),
+        (("training.epoch=1,2",), "Did you mean 'epochs'"),
+        (("training.clip_norm=0.1,,2",), "empty value"),
+        (("training.clip_norm=,1",), "empty value"),
+        (("training.clip_norm=-1,2",), "clip_norm must be"),
+        (("training.clip_norm=1,1.0",), "twice"),
+        (("training.clip_norm=1,2", "training.clip_norm=3"), "names training.clip_norm twice"),
+        (("privacy.delta=1e-5,1e-6",), "cannot be varied"),
+    ],
+)
+def test_tune_refuses_what_it_cannot_vary_and_leaves_no_folder(recipe, values, message):
+    given = [word for value in values for word in ("--vary", value)]
+    result = run("tune", recipe, *given, "--out", "there")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not Path("there").exists()
+
+
+def documented() -> list[str]:
+    """Return the example of the docs, which is that of --help too."""
+    page = Path(__file__).parents[2] / "docs" / "tuning.md"
+    (line,) = [x for x in page.read_text(encoding="utf-8").splitlines() if x.startswith("tacit tu")]
+    assert line in run("tune", "--help").output
+    return line.split()[1:]
+
+
+@pytest.mark.slow  # prices a search and trains three times
+def test_the_documented_command_tunes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = run(*documented(), "--set", "training.epochs=3", "--out", "here", "--no-page")
+    assert result.exit_code == 0, result.output
+    assert "chosen    training.learning_rate = " in result.stdout
+    assert "with noise" in result.stdout
+    facts = RunFolder("here").facts()
+    assert (facts.delta, facts.epsilon <= 8) == (1e-5, True)
+    assert not (tmp_path / "cache").exists()  # features of private records
+    assert not [name for name in os.listdir("here") if "search-" in name or "pending" in name]
+
+
+def quick(recipe):
+    return Recipe.read(recipe).with_settings({"privacy.epsilon": 1.0})
+
+
+@pytest.mark.filterwarnings("ignore:no setting will be tried")
+def test_a_search_without_trials_says_so_before_it_pays(recipe):
+    arguments = ("tune", recipe, "--vary", "training.clip_norm=0.5,1", "--most-runs", "1")
+    result = run(*arguments, "--out", "here", "--no-page")
+    assert result.exit_code == 0, result.output
+    assert "no setting was tried" in result.stdout
+    assert "score" not in result.stdout
+    with pytest.warns(UserWarning, match="no setting will be tried"):
+        tune(quick(recipe), "other", {"training.clip_norm": [0.5, 1.0]}, most_runs=1)
+
+
+@pytest.mark.filterwarnings("ignore:no setting will be tried")
+@pytest.mark.parametrize("late", ["claim_fields", "finish", "end"])
+def test_a_search_that_is_killed_late_pays_once_and_releases_the_same(recipe, late, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    search = (quick(recipe), "here", {"training.clip_norm": [0.5, 1.0]})
+    with monkeypatch.context() as patch:
+        if late == "claim_fields":
+            patch.setattr(tuned_run, "claim_fields", killed)
+        else:
+            place = RunFolder if late == "finish" else tacit.tuning.search.Unfinished
+            patch.setattr(place, "finish" if late == "finish" else "delete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune(*search, most_runs=1)
+    first = Path("here/model.safetensors").read_bytes()
+    facts = tune(*search, most_runs=1)
+    assert Path("here/model.safetensors").read_bytes() == first
+    assert facts.epsilon <= 1.0
+    with Ledger("here/run.ledger", read_only=True) as ledger:
+        assert len(ledger.history()) == 1
+    assert not [name for name in os.listdir("here") if "search-" in name or "pending" in name]
 
 
 @pytest.mark.slow  # reads a table and trains twice

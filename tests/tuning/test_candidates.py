@@ -17,6 +17,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 
 import tacit
 from tacit.errors import LearningStep
+from tacit.events import ApproximateDP
 from tacit.regression import Bounds, LinearRegression, LogisticRegression
 from tacit.tuning import CheapTrials, EveryConfiguration, PrivateSearch, RandomRuns
 
@@ -178,3 +179,30 @@ def test_a_private_step_of_the_space_has_the_relation_of_the_search():
     other = LogisticRegression(bounds=Bounds(0, 1), relation="replace_one")
     pipeline = Pipeline([("clf", LOGISTIC)])
     refused(pipeline, {"clf": [LOGISTIC, other]}, ValueError, "must be that of the ledger")
+
+
+class Approximate(toy.Toy):
+    """Its price has a delta of its own, which adds up over runs."""
+
+    def event(self, n_rows):  # as for the toy
+        return ApproximateDP(self.epsilon, self.delta)
+
+
+@pytest.mark.parametrize(
+    "law", [EVERY, RandomRuns(mean=3.0), RandomRuns(mean=3.0, trials="poisson"), CheapTrials()]
+)
+def test_deltas_of_runs_fit_into_that_of_the_search(law):
+    pipeline = Pipeline([("clf", Approximate())])
+    search = PrivateSearch(pipeline, {"clf": [Approximate(0.2), Approximate(0.8)]}, runs=law)
+    plan = search.plan(*toy.records(400))
+    assert 0.5 < plan.epsilon <= 1.0
+    assert tacit.epsilon(plan.event, delta=1e-6) == plan.epsilon
+
+
+def test_a_price_that_cannot_be_met_is_refused_in_one_sentence():
+    class Dear(toy.Toy):
+        def event(self, n_rows):  # as for the toy
+            return ApproximateDP(self.epsilon, 1e-3)
+
+    with pytest.raises(ValueError, match="no run is cheap enough"):
+        PrivateSearch(Dear(), [{}], runs=RandomRuns(mean=3.0)).plan(*toy.records(400))
