@@ -61,7 +61,9 @@ _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relati
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 0.6
-_BIASED = 4.0  # in standard deviations: see `Solver`
+_DOUBTED, _BIASED = 2.0, 4.0
+"""Standard deviations by which the mean prediction must be off so that intervals count it as a
+bias, and so that the model does."""
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS = 0.2  # share of `NewtonPlan.outside` for the tails by features; the rest is for their mean
 _TAIL_RISE, _TAIL_FALL = 0.35, 0.75
@@ -320,7 +322,7 @@ def fit_newton(
             scale_doubt=0.0 if weights is None else 1.0,
         )
         free = undetermined(rows, fit_intercept=fit_intercept)
-        meat = meat / total + errors.bias / share**2
+        meat = meat / total + errors.bias / share**2 + solver.clip_bias * np.eye(records.size)
         uncertainty, unshrunk = solver.uncertainty(meat, free=free), whitening @ solver.unshrunk()
         if fit_intercept:
             # An error of the mean prediction moves the mean of clipped residuals by the share
@@ -541,6 +543,8 @@ class Solver:
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
+        self.clip_bias = 0.0
+        """Squared bias of the mean prediction by clipped residuals, if the anchor shows one."""
         self.slack = 0.0
         """How far clipped rows may move the mean prediction of a solution from the anchor."""
         self.biases: Floats = np.zeros(0)
@@ -660,7 +664,9 @@ class Solver:
             length, gap = float(unit @ unit), float(unit @ cross)
             own = variance * length
             # A gap that neither noise nor clipped rows explain is a bias by clipped residuals.
-            own += max(gap**2 - _BIASED**2 * (own + noise + self.slack**2), 0.0)
+            explained = own + noise + self.slack**2
+            self.clip_bias = gap**2 if gap**2 > _DOUBTED**2 * explained else 0.0
+            own += max(gap**2 - _BIASED**2 * explained, 0.0)
             weighted = own / (own + noise) * unit / length
             cross, center = cross - weighted * gap, base - weighted * (unit @ base)
         return cross, self._basis.T @ (cross + self._damping * center), variance, base

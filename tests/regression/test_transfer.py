@@ -247,3 +247,12 @@ def test_a_fault_is_an_error_and_costs_nothing(sources, changes, message):
     with pytest.raises(ValueError, match=message):
         fitted(sources, ledger=ledger, **changes)
     assert ledger.history() == []
+
+
+def test_records_without_a_target_do_no_harm_if_their_number_is_declared():
+    """A fifth of all records is left out, of the target and of its source."""
+    declared = TransferRegression(**OPTIONS, n_records=10_000, epsilon=3.0, random_state=0)
+    declared.fit(*people(8000, seed=1), sources=[people(8000, seed=2)])
+    assert declared.informative_ == [0]
+    np.testing.assert_allclose(declared.coef_, [2.0, 1.0], rtol=0.02)
+    assert declared.intercept_ == pytest.approx(1.0, abs=0.1)
