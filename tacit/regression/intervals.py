@@ -14,7 +14,8 @@ from tacit._check import in_open_unit
 from tacit.events import Relation
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.irls import IRLSFit
-from tacit.regression.newton import NewtonFit, Uncertainty
+from tacit.regression.newton import NewtonFit
+from tacit.regression.normal_equations import Uncertainty
 
 _ENCODED = (
     "one unit of a feature that a Schema scaled to [-1, 1] is half of its\ndeclared range; "

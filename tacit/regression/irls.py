@@ -32,13 +32,8 @@ from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_mechanisms, gaussian_shares
 from tacit.regression.logit_equations import Curvature, LogitEquations, NormalRows
-from tacit.regression.newton import (
-    Solver,
-    Uncertainty,
-    hides_intervals,
-    uncertainty_of,
-    undetermined,
-)
+from tacit.regression.newton import hides_intervals, undetermined
+from tacit.regression.normal_equations import Solver, Uncertainty, uncertainty_of
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import (
     PrivateRows,

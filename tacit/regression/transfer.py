@@ -42,7 +42,8 @@ from tacit.regression.estimator import (
 )
 from tacit.regression.ledger_file import LedgerFile
 from tacit.regression.linear import LinearPlan, LinearRegression
-from tacit.regression.newton import NewtonFit, NormalEquations
+from tacit.regression.newton import NewtonFit
+from tacit.regression.normal_equations import NormalEquations
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, triangle_noise
 

@@ -278,7 +278,7 @@ FAULTS = {
     "empty": lambda X, y: (X[:0], y[:0]),
 }
 SETTINGS = [
-    {"epsilon": 0.0}, {"epsilon": np.nan}, {"delta": 0.0}, {"delta": 1.0}, {"n_records": 100},
+    {"epsilon": 0.0}, {"epsilon": np.nan}, {"delta": 0.0}, {"delta": 1.0}, {"n_records": 0.5},
     {"relation": "neighbors"}, {"analysis": "loose"}, {"loss": "hinge"},
     {"radius": 0.0}, {"radius": np.inf}, {"steps": 0}, {"steps": 1.5}, {"residual_clip": -1.0},
     {"vertices": np.eye(2)}, {"vertices": np.ones((2, 3))}, {"vertices": np.empty((0, 3))},

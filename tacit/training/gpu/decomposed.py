@@ -82,7 +82,7 @@ def _out_of_place(node: fx.Node, mode: AbstractContextManager[Any]) -> Any:
     return found if _layout(value) == _layout(node.meta["val"]) else None
 
 
-class _Part(NamedTuple):
+class _Decomposition(NamedTuple):
     """The decomposition of an operation for arguments of one layout."""
 
     module: fx.GraphModule
@@ -111,7 +111,7 @@ class _Copier:
         self._trace, self._table, self._mode = trace, table, mode
         self._made: dict[fx.Node, Any] = {}  # by node of `raw`: what stands for it in `graph`
         self._layouts: dict[fx.Node, Hashable] = {}  # of nodes of `raw`
-        self._parts: dict[Hashable, _Part] = {}
+        self._parts: dict[Hashable, _Decomposition] = {}
         self._numbers: dict[Any, fx.Node] = {}  # by expression: where a number of rows is computed
 
     def copy(self, node: fx.Node) -> bool:
@@ -178,7 +178,7 @@ class _Copier:
             found[-1].meta["val"] = one
         return found
 
-    def _part(self, node: fx.Node, inputs: list[fx.Node]) -> _Part:
+    def _part(self, node: fx.Node, inputs: list[fx.Node]) -> _Decomposition:
         """Decompose an operation for the layouts of its `inputs`, which may name a node twice."""
 
         def call(*values: Any) -> Any:
@@ -199,7 +199,7 @@ class _Copier:
         homes |= {m: n for n in nodes if n.op == "placeholder" for m in _memory(n)}
         inner = [n for n in nodes if n.op == "call_function" and n not in results]
         bases = {n: homes[m] for n in inner for m in _memory(n) if m in homes}
-        return _Part(module, nodes, results, bases)
+        return _Decomposition(module, nodes, results, bases)
 
     def _view(self, value: Any, base: Any) -> Any:
         """Return a tensor of the layout of `value` in the memory of `base`."""
