@@ -261,44 +261,73 @@ def fit_newton(
         solver.add(released[:-1] / share, noise_std / share)
         tight = min(plan.residual_clip * spread.std, plan.widest_clip)
         clip = max(tight, widest)
-    uncertainty, unshrunk = None, None
+    uncertainty, unshrunk = None, whitening @ solver.unshrunk()
     if plan.errors is not None:
-        errors = _release_errors(records, solver.theta, clip, spread.std, plan, rng)
-        share = spread.inside(clip) / records.mean_factor
-        gram, reach = solver.hessian, records.reach
-        doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
-        # Long rows have smaller factors than most, and weigh more in the Gram matrix.
-        rise = 1 / records.mean_factor
-        solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt, rise)
-        # Residuals r that do not depend on the features have gradients of covariance
-        # E[r^2] gram / n.
-        meat = combine_squares(
-            clipped_square * gram,
-            (clip / share) ** 2 * errors.squares,
-            (clip / share) ** 2 * errors.noise_std,
-            _SQUARES_DOUBT,
-            scale_doubt=0.0 if weights is None else 1.0,
+        unshrunk, uncertainty = _infer(
+            records,
+            solver,
+            _release_errors(records, solver.theta, clip, spread.std, plan, rng),
+            inside=spread.inside(clip),
+            clip=clip,
+            mean_square=clipped_square,
+            total=total,
+            is_weighted=weights is not None,
+            fit_intercept=fit_intercept,
+            free=undetermined(rows, fit_intercept=fit_intercept),
         )
-        free = undetermined(rows, fit_intercept=fit_intercept)
-        meat = meat / total + errors.bias / share**2 + solver.clip_bias * np.eye(records.size)
-        uncertainty, unshrunk = solver.uncertainty(meat, free=free), whitening @ solver.unshrunk()
-        if fit_intercept:
-            # An error of the mean prediction moves the mean of clipped residuals by the share
-            # inside the clip, so the excess shows the rest of it, at least.
-            mean_row = np.linalg.pinv(whitening).T @ records.expected @ records.constant
-            kept = np.eye(len(whitening))
-            kept[0] -= (1 - spread.inside(clip)) * mean_row
-            unshrunk[0] -= errors.excess
-            covariance = kept @ uncertainty.covariance @ kept.T
-            covariance[0, 0] += errors.excess_variance
-            uncertainty = uncertainty._replace(covariance=covariance)
     return NewtonFit(
         whitening @ solver.theta,
-        whitening @ solver.unshrunk() if unshrunk is None else unshrunk,
+        unshrunk,
         uncertainty,
         spread.pooled(LOOKS[-1] if widest else 1),
         solver.equations(clipped_square / total),
     )
+
+
+def _infer(
+    records: WhitenedRows,
+    solver: Solver,
+    errors: "_Errors",
+    *,
+    inside: float,
+    clip: float,
+    mean_square: float,
+    total: float,
+    is_weighted: bool,
+    fit_intercept: bool,
+    free: Floats,
+) -> tuple[Floats, Uncertainty]:
+    """Return coefficients without a penalty and their uncertainty, from released values alone.
+
+    `inside` is the share of residuals within the `clip`, and `mean_square` their mean square.
+    """
+    share, whitening = inside / records.mean_factor, records.whitening
+    gram, reach = solver.hessian, records.reach
+    doubt = math.hypot(_HESSIAN_DOUBT, 1 - records.mean_factor)
+    # Long rows have smaller factors than most, and weigh more in the Gram matrix.
+    rise = 1 / records.mean_factor
+    solver.refine(reach * errors.hessian / share, reach * errors.noise_std / share, doubt, rise)
+    # Residuals r that do not depend on the features have gradients of covariance E[r^2] gram / n.
+    meat = combine_squares(
+        mean_square * gram,
+        (clip / share) ** 2 * errors.squares,
+        (clip / share) ** 2 * errors.noise_std,
+        _SQUARES_DOUBT,
+        scale_doubt=1.0 if is_weighted else 0.0,
+    )
+    meat = meat / total + errors.bias / share**2 + solver.clip_bias * np.eye(records.size)
+    uncertainty, unshrunk = solver.uncertainty(meat, free=free), whitening @ solver.unshrunk()
+    if not fit_intercept:
+        return unshrunk, uncertainty
+    # An error of the mean prediction moves the mean of clipped residuals by the share inside the
+    # clip, so the excess shows the rest of it, at least.
+    mean_row = np.linalg.pinv(whitening).T @ records.expected @ records.constant
+    kept = np.eye(len(whitening))
+    kept[0] -= (1 - inside) * mean_row
+    unshrunk[0] -= errors.excess
+    covariance = kept @ uncertainty.covariance @ kept.T
+    covariance[0, 0] += errors.excess_variance
+    return unshrunk, uncertainty._replace(covariance=covariance)
 
 
 def undetermined(rows: PrivateRows, *, fit_intercept: bool) -> Floats:
