@@ -16,7 +16,8 @@ from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, data, load_model, train
 from tacit.experiments import training_loop as plan
 from tacit.experiments.recipe import TrainingSettings
-from tacit.experiments.training_run import Session, _filled, _releases
+from tacit.experiments.training_run import Session, _filled
+from tacit.experiments.training_touches import releases
 from tacit.ledger import Budget, Ledger
 from tacit.report import write_page
 from tacit.sampling import Poisson
@@ -394,7 +395,7 @@ def test_the_page_shows_correlated_noise_and_what_it_saved(tmp_path, bands):
 def test_the_facts_list_the_mean_that_is_released(settings, released):
     recipe = replace(Recipe(), training=TrainingSettings(**settings))
     dataset = SimpleNamespace(is_test_public=False, flags=())
-    assert _releases(recipe, dataset)[0] == released
+    assert releases(recipe, dataset)[0] == released
 
 
 def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypatch):

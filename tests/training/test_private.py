@@ -437,13 +437,14 @@ def test_several_ranks_draw_a_lot_once(problem, monkeypatch):
     monkeypatch.setattr(
         sampling.Poisson, "indices", lambda self, n, rng: drawn.append(n) or real(self, n, rng)
     )
-    lots = problem().private._lots
+    private = problem().private
+    lots = private._lots
     lots._ranks = 2
     drawn.clear()  # sizes of lots were drawn to test isolation
-    for step in range(2):
+    for step in range(private._plan.steps):
         lots.lot(step)
         assert lots.most_batches(step) == 1
-    assert len(drawn) == 2
+    assert len(drawn) == private._plan.steps
 
 
 def test_only_the_lot_of_this_step_can_be_stepped_on(problem):
