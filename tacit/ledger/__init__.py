@@ -4,7 +4,7 @@
 `entry_cost` what an event adds to each measure of the filter; `store` the file, and
 `postgres_store` the same on a server; `migration` the way from one to the other; `verify` the check
 of a whole ledger; `witness` the memory outside the file that reveals an old copy; `pending` work
-that is paid once although it may be killed; `planning` a ledger that only tells what would be paid.
+that is paid once although it may be killed.
 """
 
 from tacit.ledger.chain import Entry
@@ -12,7 +12,6 @@ from tacit.ledger.filter import Budget, Remaining
 from tacit.ledger.ledger import Epsilons, Ledger
 from tacit.ledger.migration import move
 from tacit.ledger.pending import any_pending, is_pending, paid_once
-from tacit.ledger.planning import PlannedEvent, PlanningLedger
 from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.reserved_plan import Plan
@@ -26,8 +25,6 @@ __all__ = [
     "FileWitness",
     "Ledger",
     "Plan",
-    "PlannedEvent",
-    "PlanningLedger",
     "Remaining",
     "ServerWitness",
     "Verification",
