@@ -125,10 +125,9 @@ def _make_private(materials, model, plan, rate: float, **options):
     std = plan.noise_multiplier * settings.clip_norm / plan.batch_size
     optimizer = make_optimizer(model, rate, noise_std=std)
     private = make_private(
-        model, optimizer, materials.training_tensors(), loss, batch_size=plan.batch_size,
-        steps=plan.steps, seed=0, clip_norm=settings.clip_norm,
-        noise_multiplier=plan.noise_multiplier, n_records=materials.dataset.n_records,
-        max_microbatch=settings.max_microbatch, **options,
+        model, optimizer, loss_fn=loss, batch_size=plan.batch_size, steps=plan.steps, seed=0,
+        clip_norm=settings.clip_norm, noise_multiplier=plan.noise_multiplier,
+        n_records=materials.dataset.n_records, **materials.records(), **options,
     )  # fmt: skip
     return loss, private, optimizer
 

@@ -150,9 +150,11 @@ class SequenceLoss:
         is_causal: bool,
         per: str,
         pad: int,
+        length: int,
         bf16: bool = False,
     ) -> None:
         self.is_causal, self.per, self.pad, self.bf16 = is_causal, per, pad, bf16
+        self.length = length  # public: the most tokens of a sequence
         self.has_mask = False
 
     def probe(self, model: "nn.Module", n_tokens: int, length: int) -> None:
@@ -225,7 +227,7 @@ class SequenceLoss:
             return cross_entropy(self.logits(model, ids), targets, reduction="none")
         total = self.token_losses(model, batch).sum(1)
         if self.per == "token":
-            return total / ids.shape[1]
+            return total / self.length
         return total / (targets[:, 1:] != IGNORED).sum(1).clamp(min=1)
 
 
