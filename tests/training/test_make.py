@@ -70,22 +70,24 @@ def test_lengths_change_neither_price_nor_noise_and_the_sum_by_rounding_alone(pr
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_microbatch_is_measured_on_the_longest_records():
-    met = []
-
-    def loss_fn(model, batch):
-        met.append(batch.shape[1])
-        return model(batch.unsqueeze(2)).sum((1, 2))
-
+def test_the_first_microbatch_is_measured_on_the_longest_records(monkeypatch):
+    probed = []
+    monkeypatch.setattr(make, "probe", lambda model, loss_fn, batch, _: probed.append(batch) or 1)
     model = torch.nn.Linear(1, 1, bias=False)  # so that padding adds nothing
     records = [torch.ones(1 + i % 9) for i in range(60)]
     tacit.make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), records, loss_fn, batch_size=10,
-        steps=1, clip_norm=1.0, noise_multiplier=1.0,
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        records,
+        lambda model, batch: model(batch.unsqueeze(2)).sum((1, 2)),
+        batch_size=10,
+        steps=1,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
         collate_fn=lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
         speed=Speed(lengths=[len(row) for row in records]),
-    )  # fmt: skip
-    assert met[0] == 9
+    )
+    assert [batch.shape for batch in probed] == [(3, 9)]
 
 
 def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem, capsys):
