@@ -17,7 +17,6 @@ from tacit.training.grid_noise import (
     SparseSum,
     SumOnGrid,
     add_noise,
-    in_steps,
     make_grids,
 )
 from tacit.training.key import Key, NoiseWords
@@ -209,8 +208,9 @@ class NoisyMean:
         total = total.detach().to("cpu", torch.promote_types(total.dtype, torch.float32))
         kind = dtype if dtype in (torch.float32, torch.float64) else total.dtype
         if total.is_sparse:
-            out = torch.empty(total.numel(), dtype=kind)
-            return SumOnGrid(_places_on(grid, total.coalesce()), grid, out.numpy()), out
+            total, out = total.coalesce(), torch.empty(total.numel(), dtype=kind)
+            rows, values = total.indices()[0].numpy(), total.values().numpy()
+            return SumOnGrid(SparseSum(rows, values, 0, len(out)), grid, out.numpy()), out
         flat = total.reshape(-1)
         out = flat if kind == flat.dtype else torch.empty_like(flat, dtype=kind)
         return SumOnGrid(flat.numpy(), grid, out.numpy()), out
@@ -268,14 +268,6 @@ def _known_grids(
 ) -> tuple[NoiseGrid, ...]:
     """Return `make_grids` of these numbers, which are those of the step before as a rule."""
     return tuple(make_grids(noise_multiplier, scales, dimension, bands=bands))
-
-
-def _places_on(grid: NoiseGrid, total: Tensor) -> SparseSum:
-    """Return a sparse sum of table rows, each of which is given once, as flat places on a grid."""
-    first, values = total.indices()[0] * total.shape[1], total.values().numpy()
-    places = (first.unsqueeze(1) + torch.arange(total.shape[1])).flatten().numpy()
-    steps = in_steps(values, grid.step, np.empty(values.shape)).reshape(-1)
-    return SparseSum(places, steps, 0, total.numel())
 
 
 def replayed_update(
