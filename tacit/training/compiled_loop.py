@@ -23,7 +23,9 @@ def compiled(loop: Callable[..., int], signature: str) -> Callable[..., int] | N
             warnings.simplefilter("ignore")  # an optional package: its warnings are not the user's
             numba = importlib.import_module("numba")  # without types: Any to a type checker
             if numba.config.DISABLE_JIT:
-                return None  # numba would return the loop as it is, which takes a microsecond a number
+                return (
+                    None  # numba would return the loop as it is, which takes a microsecond a number
+                )
             return numba.njit(signature, nogil=True, fastmath=False)(loop)
     except Exception:  # whatever fails in an optional package, the caller has another way
         return None

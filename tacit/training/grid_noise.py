@@ -179,9 +179,9 @@ class SparseSum:
             whole = found[begin * width - self.first : end * width - self.first]
             whole.reshape(-1, width)[self.rows[given] - begin] = self.values[given]
         for row in {begin - 1, end}:  # that may be within in part
-            at = int(self.rows.searchsorted(row))
             start, last = max(self.first, row * width), min(stop, (row + 1) * width)
-            if start < last and at < len(self.rows) and self.rows[at] == row:
+            at = int(self.rows.searchsorted(row)) if start < last else len(self.rows)
+            if at < len(self.rows) and self.rows[at] == row:
                 part = self.values[at, start - row * width : last - row * width]
                 found[start - self.first : last - self.first] = part
         return found
@@ -358,14 +358,17 @@ def _release_by(
     if isinstance(total, np.ndarray):
         x, per_step, found = total, 1.0 / step, out
     else:
-        x, per_step, found = total.in_steps([array[:n] for array in _SPACE.spare]), 1.0, _SPACE.noise[:n]
+        x, per_step, found = (
+            total.in_steps([array[:n] for array in _SPACE.spare]),
+            1.0,
+            _SPACE.noise[:n],
+        )
     assert len(x) == len(found) == n <= _STRIP  # the loop does not look
     signed = words.view(np.int64)
     signed = signed if signed.flags.writeable else signed.copy()  # numba tells their types apart
-    room = _SPACE.late[:n], _SPACE.steps[:n]
     numbers = noise_steps / scale, x, per_step, step * factor
-    count = loop(signed, unit, inside, *numbers, found, *room)
-    late, steps = (array[:count].copy() for array in room)
+    count = loop(signed, unit, inside, *numbers, found, _SPACE.late, _SPACE.steps)
+    late, steps = _SPACE.late[:count].copy(), _SPACE.steps[:count].copy()
     if not isinstance(total, np.ndarray):
         found[late] = 0.0
         total.released(found, late)
@@ -420,13 +423,14 @@ def _compiled(read: np.dtype[Any], written: np.dtype[Any]) -> _Loop | None:
 
 
 def _is_as_numpy(loop: _Loop, read: np.dtype[Any], written: np.dtype[Any]) -> bool:
-    """Return True if the loop releases some fixed sums with fixed words to the bit as numpy does."""
+    """Return True if the loop gives the bits of numpy for some fixed sums and words."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**64, 4096, np.uint64)
     words[:4] = 0, 2**63 - 1, 2**63, 2**64 - 1
     total = rng.standard_normal(4096) * 2.0 ** rng.integers(-80, 80, 4096)
     total[::100], total[1::100], total[2::100], total[3] = math.inf, -math.inf, 0.0, math.nan
-    grid, layers, found = NoiseGrid(2.0**-29, 1.1 * 2.0**28), ziggurat(), []
+    # With steps as fine as doubles are, the last bit of each product shows.
+    grid, layers, found = NoiseGrid(2.0**-29, 1.1 * 2.0**50), ziggurat(), []
     for is_loop, scale in itertools.product((False, True), (1.0, grid.noise_steps)):
         part = SumOnGrid(total.astype(read), grid, np.empty(4096, written))
         unit, inside = layers.unit * scale, layers.inside * scale
