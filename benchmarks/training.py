@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
     parser.add_argument("--limit", type=float, default=300, help="seconds for one process")
     parser.add_argument("--one-thread", action="store_true")
-    parser.add_argument("--turns", nargs=2, metavar=("WORKLOAD", "OPTIMIZER"))
+    parser.add_argument("--turns", nargs=3, metavar=("WORKLOAD", "OPTIMIZER", "NOISE"))
     parser.add_argument("--processes", type=int, default=1, help="of each pair; the fastest counts")
     parser.add_argument(
         "--at-once", type=int, default=1, help="processes that compile at the same time"
@@ -180,13 +180,12 @@ def on_one_thread(workloads: list[str] | None) -> str:
         if workloads and workload not in workloads:
             continue
         for is_compiled in (True, False):
-            settings = {"OMP_NUM_THREADS": "1", "NUMBA_DISABLE_JIT": str(int(not is_compiled))}
-            command = [sys.executable, __file__, "--turns", workload, optimizer]
-            done = subprocess.run(
-                command, env=os.environ | settings, capture_output=True, text=True, check=True
-            )
+            noise = "compiled" if is_compiled else "numpy"
+            command = [sys.executable, __file__, "--turns", workload, optimizer, noise]
+            settings = os.environ | {"OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
             times = json.loads(done.stdout.split("MEASURED ")[1])
-            row = [workload, optimizer, "compiled" if is_compiled else "numpy"]
+            row = [workload, optimizer, noise]
             row += [
                 f"{1e3 * statistics.median(times[name]):.3g} ({1e3 * min(times[name]):.3g})"
                 for name in ("plain", "private", "noise")
@@ -200,8 +199,15 @@ def on_one_thread(workloads: list[str] | None) -> str:
     return table([*names, "noise alone", "private / plain", "private / (plain + noise)"], rows)
 
 
-def take_turns(workload: str, optimizer: str, seconds: float = 6.0) -> dict[str, list[float]]:
-    """Return processor seconds of plain steps, private steps and releases of noise, in turn."""
+def take_turns(
+    workload: str, optimizer: str, noise: str, seconds: float = 6.0
+) -> dict[str, list[float]]:
+    """Return processor seconds of plain steps, private steps and releases of noise, in turn.
+
+    With noise "numpy", the package of the compiled loop counts as not installed.
+    """
+    if noise == "numpy":
+        sys.modules["llvmlite"] = None  # type: ignore[assignment]  # so says Python's manual
     import torch
     from _models import WORKLOADS
 
@@ -225,10 +231,8 @@ def take_turns(workload: str, optimizer: str, seconds: float = 6.0) -> dict[str,
         torch.zeros_like(p) for p in work.build().parameters()
     ]  # fmt: skip
     ways["noise"] = lambda: mean.release(sums, [CLIP] * len(sums), step=0, noise_multiplier=SIGMA)
-    zeros = torch.zeros(1 << 24)
-    for _ in range(8):  # after so many numbers the loop is compiled
-        mean.release([zeros], [CLIP], step=0, noise_multiplier=SIGMA)
-    del zeros
+    for _ in range(3):  # after so many numbers the loop is compiled
+        mean.release([torch.zeros(1 << 24)], [CLIP], step=0, noise_multiplier=SIGMA)
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in itertools.count():
         for name, way in ways.items():

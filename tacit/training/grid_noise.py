@@ -26,10 +26,10 @@ Only additions, multiplications, divisions and roundings occur on the fast path,
 754 defines to the last bit. A record that moves m coordinates by one cell gains at most about
 sqrt(2 m) 2^-20 nats beyond the price of the Gaussian mechanism: 1.4e-3 for a million coordinates.
 
-The fast path is written twice, side by side: as passes of numpy over a strip (`_propose`,
-`_release`), and as one loop over its numbers (`_loop`), which numba compiles if it is installed.
-Both give the same bits, so a run may go on where numba is missing. The compiled loop is used only
-after it gave the bits of numpy on 4,096 words.
+The fast path is written twice: as passes of numpy over a strip (`_propose`, `_release`), and as one
+loop over its numbers (`compiled_loop`) for machines with the package llvmlite. Both give the same
+bits, so a run may go on where the package is missing. The compiled loop is used only after it gave
+the bits of numpy on 4,096 words.
 """
 
 import itertools
@@ -43,19 +43,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.training.compiled_loop import compiled
+from tacit.training.compiled_loop import Loop, compiled_loop
 
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_Loop = Callable[..., int]  # `_loop`
 _Kinds = tuple[np.dtype[Any], np.dtype[Any]]  # of the numbers that a loop reads and writes
-_Loops = dict[_Kinds, _Loop]
+_Loops = dict[_Kinds, Loop]
 
 TILE = 1 << 19  # numbers of one thread's task
 _STRIP = 1 << 15  # numbers in one pass of numpy: few enough for the processor's nearest caches
-_PATIENCE = 1 << 27  # numbers that numpy releases first: the loop saves as much as compiling takes
+_PATIENCE = 1 << 25  # numbers that numpy releases first: the loop saves as much as compiling takes
 _MOST = 2.0**1000  # grid steps of a sum
 _COARSEST, _FINEST = 28, 40  # the noise has a standard deviation of 2^28 to 2^41 grid steps
 _USUAL_RATIO = 2.0**-10  # of rounding's charge to the sensitivity, at most, for k < 40
@@ -307,43 +306,8 @@ def _release(part: SumOnGrid, noise: Floats, late: Indices, scale: float, factor
     return steps
 
 
-def _loop(
-    words: Any,  # Any, here: arrays to numba
-    unit: Any,
-    inside: Any,
-    stretch: float,
-    total: Any,
-    per_step: float,
-    factor: float,
-    out: Any,
-    late: Any,
-    steps: Any,
-) -> int:
-    """Do what `_propose`, `in_steps` and `_release` do, number by number, with the same bits.
-
-    Return the number of undecided places, which are written to `late`, and their sums to `steps`.
-    """
-    found = 0
-    for i in range(len(words)):
-        layer = words[i] & (_LAYERS - 1)
-        point = np.float64(words[i]) * unit[layer]
-        noise = np.rint(point * stretch)
-        x = np.rint(np.float64(total[i]) * per_step)
-        if not abs(x) <= _MOST:  # infinite, or NaN, which stays
-            if x > _MOST:
-                x = _MOST
-            elif x < -_MOST:
-                x = -_MOST
-        if abs(point) >= inside[layer]:
-            late[found], steps[found] = i, x
-            found += 1
-            noise = np.nan
-        out[i] = (noise + x) * factor
-    return found
-
-
 def _release_by(
-    loop: _Loop,
+    loop: Loop,
     part: SumOnGrid,
     words: Words,
     unit: Floats,
@@ -351,7 +315,7 @@ def _release_by(
     scale: float,
     factor: float,
 ) -> tuple[Indices, Floats]:
-    """Release a part by `_loop`; return the undecided places and the sums there, as `_release`."""
+    """Release a part by the compiled loop; return the undecided places and the sums there."""
     (total, (step, noise_steps), out), n = part, len(words)
     if isinstance(total, SparseSum):
         total = total.dense(_SPACE.bounds)
@@ -363,11 +327,8 @@ def _release_by(
             1.0,
             _SPACE.noise[:n],
         )
-    assert len(x) == len(found) == n <= _STRIP  # the loop does not look
-    signed = words.view(np.int64)
-    signed = signed if signed.flags.writeable else signed.copy()  # numba tells their types apart
     numbers = noise_steps / scale, x, per_step, step * factor
-    count = loop(signed, unit, inside, *numbers, found, _SPACE.late, _SPACE.steps)
+    count = loop(words, unit, inside, *numbers, found, _SPACE.late, _SPACE.steps)
     late, steps = _SPACE.late[:count].copy(), _SPACE.steps[:count].copy()
     if not isinstance(total, np.ndarray):
         found[late] = 0.0
@@ -409,20 +370,13 @@ def _kinds(part: SumOnGrid) -> _Kinds:
 
 
 @lru_cache(maxsize=4)
-def _compiled(read: np.dtype[Any], written: np.dtype[Any]) -> _Loop | None:
-    """Return the loop for these types as machine code; None without numba.
-
-    None too if a bit differs from numpy's. No product is added to anything before it is rounded,
-    so a processor that fuses products and sums finds nothing to fuse.
-    """
-    if not {read, written} <= {np.dtype(np.float32), np.dtype(np.float64)}:
-        return None
-    arrays = f"{read}[::1], float64, float64, {written}[::1], int64[::1], float64[::1]"
-    loop = compiled(_loop, f"int64(int64[::1], float64[::1], float64[::1], float64, {arrays})")
+def _compiled(read: np.dtype[Any], written: np.dtype[Any]) -> Loop | None:
+    """Return the compiled loop for these types; None without one, or if a bit is not numpy's."""
+    loop = compiled_loop(str(read), str(written))
     return loop if loop is not None and _is_as_numpy(loop, read, written) else None
 
 
-def _is_as_numpy(loop: _Loop, read: np.dtype[Any], written: np.dtype[Any]) -> bool:
+def _is_as_numpy(loop: Loop, read: np.dtype[Any], written: np.dtype[Any]) -> bool:
     """Return True if the loop gives the bits of numpy for some fixed sums and words."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**64, 4096, np.uint64)
