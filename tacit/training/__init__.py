@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from tacit.training.engines import clipped_sum
     from tacit.training.epochs import Epoch
     from tacit.training.key import Key
-    from tacit.training.make import Speed, make_private
+    from tacit.training.make import make_private
     from tacit.training.mixing import fix
     from tacit.training.noise import NoisyMean
     from tacit.training.noisy_loss import NoisyLoss
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
+    from tacit.training.speed import Speed
     from tacit.training.users import Users, advise_sampling
     from tacit.training.weight_standardization import StandardizedConv2d, standardize_weight
 
@@ -62,7 +63,7 @@ _HOMES = {
     "Ranks": "distributed",
     "ReleasedStep": "callbacks",
     "RichProgress": "callbacks",
-    "Speed": "make",
+    "Speed": "speed",
     "Stairs": "plan",
     "StandardizedConv2d": "weight_standardization",
     "TensorBoard": "callbacks",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from tacit.training.callbacks import Callback
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.ema import TailMean
-from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
+from tacit.training.engines import LossFn, LotSum, TracedLotSum
 from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation, check_first_lots
@@ -47,6 +47,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
+from tacit.training.speed import Speed, one_speed
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
 from tacit.training.users import Unit, unit_of
@@ -55,63 +56,6 @@ from tacit.training.withheld_errors import ErrorGuard
 _PROBE_ROWS = 3
 # Runs that may not be over: the ids of their parameters, and their optimizer.
 _RUNS: WeakKeyDictionary[Private, tuple[set[int], torch.optim.Optimizer]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Options of `make_private` that change the speed of a run and not its guarantee.
-
-    Parameters
-    ----------
-    max_microbatch
-        Most rows on the device at once. By default it follows from the memory that is available,
-        and it is halved whenever memory runs out.
-    static_shapes
-        Pad every microbatch to one shape, for compilers of your own.
-    num_workers
-        Processes that fetch records ahead.
-    engine
-        "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
-    compile
-        Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
-        graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes
-        tens of seconds; later steps are faster than uncompiled ones. "auto" compiles on a GPU if
-        the run has so many steps that it pays, says so before the first step, and runs the program
-        as it is if it cannot be compiled. It never compiles on a CPU. See docs/speed.md.
-    lengths
-        A number for each record (with `users`, for each user), such as its number of tokens.
-        Microbatches then hold records of like lengths, so that a `collate_fn` which pads to the
-        longest of them pads little. Not for compiled steps, which are compiled for one shape.
-    """
-
-    max_microbatch: int | None = None
-    static_shapes: bool = False
-    num_workers: int = 0
-    engine: str = "auto"
-    compile: bool | Literal["auto"] = "auto"
-    lengths: Any = field(default=None, repr=False, compare=False)  # Any: a sequence; private
-
-    def __post_init__(self) -> None:
-        if self.max_microbatch is not None:
-            whole(max_microbatch=self.max_microbatch, least=1)
-        whole(num_workers=self.num_workers)
-        engine_named(self.engine)
-        if self.compile not in (True, False, "auto"):
-            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}.")
-        if self.compile is True and self.engine not in ("auto", "bookkeeping"):
-            raise ValueError(
-                f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
-            )
-        if self.lengths is not None and (self.static_shapes or self.compile is True):
-            raise ValueError(
-                "lengths must be left out with compile=True and static_shapes, whose microbatches "
-                "have one shape."
-            )
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether microbatches are padded."""
-        return self.static_shapes or bool(self.compile)
 
 
 def make_private(
@@ -257,7 +201,7 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
-    speed = _one_speed(
+    speed = one_speed(
         speed,
         max_microbatch=max_microbatch,
         static_shapes=static_shapes,
@@ -270,7 +214,6 @@ def make_private(
     guard, unit = ErrorGuard(debug), unit_of(users)
     ledger = unit.ledger(ledger)
     records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
-    lengths = _lengths(speed, records)
     views = whole(augmentations=augmentations, least=1)
     loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
@@ -303,7 +246,7 @@ def make_private(
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     options |= {"engine": speed.engine}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment, lengths))
+    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment, speed))
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, augment)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
@@ -312,8 +255,7 @@ def make_private(
     how |= {"product_error": rounding.product_error}
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
-    of_lots = {"limit": ranks.least(limit), "workers": workers, "lengths": lengths}
-    lots = _lots(records, plan, key, ranks, speed, **of_lots)
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
@@ -437,17 +379,6 @@ def _arithmetic(
     is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
     largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
-
-
-def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`
-    """Return `speed`, or a `Speed` of the options in `given`; raise if both are used."""
-    if speed is None:
-        return Speed(**given)
-    defaults = {option.name: option.default for option in fields(Speed)}
-    for name, value in given.items():
-        if value != defaults[name]:
-            raise ValueError(f"{name} must be given in speed=Speed(...) or by itself, not in both.")
-    return speed
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
@@ -587,11 +518,11 @@ def _probe(
     loss_fn: LossFn | None,
     records: Records,
     augment: Callable[[Batch], Batch] | None,
-    lengths: np.ndarray | None,
+    speed: Speed,
 ) -> int:
     """Raise if examples influence each other; return the activation bytes of one, 1 if unknown.
 
-    With `lengths`, these are the bytes of one of the longest examples.
+    With lengths, these are the bytes of one of the longest examples.
 
     What the program kept meanwhile is put back: what it sets by its first lot must be seen by the
     tests that follow.
@@ -599,7 +530,7 @@ def _probe(
     if loss_fn is None:
         return 1
     rows = np.arange(_PROBE_ROWS) % len(records)
-    if lengths is not None:
+    if (lengths := speed.lengths_of(len(records))) is not None:
         rows = lengths.argsort(kind="stable")[-1 - rows]
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
@@ -677,7 +608,6 @@ def _lots(
     *,
     limit: int,
     workers: int,
-    lengths: np.ndarray | None,
 ) -> Lots:
     padding = _padding(speed, plan, ranks, limit)
     return Lots(
@@ -689,18 +619,5 @@ def _lots(
         num_workers=workers,
         rank=ranks.rank,
         ranks=ranks.size,
-        lengths=lengths,
+        lengths=speed.lengths_of(len(records)),
     )
-
-
-def _lengths(speed: Speed, records: Records) -> np.ndarray | None:
-    """Return the numbers by which a lot's records are ordered, one for each; None for no order."""
-    if speed.lengths is None:
-        return None
-    lengths = np.array(speed.lengths)
-    if lengths.shape != (len(records),) or lengths.dtype.kind not in "iuf":
-        raise ValueError(
-            "lengths must be one number for each record (each user, if users are given), got an "
-            f"array of {lengths.ndim} axes and type {lengths.dtype.name}, or of another length."
-        )
-    return lengths

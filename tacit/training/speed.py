@@ -1,0 +1,90 @@
+"""Options of a private run that change its speed and not its guarantee."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from tacit._check import whole
+from tacit.training.engines import engine_named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Options of `make_private` that change the speed of a run and not its guarantee.
+
+    Parameters
+    ----------
+    max_microbatch
+        Most rows on the device at once. By default it follows from the memory that is available,
+        and it is halved whenever memory runs out.
+    static_shapes
+        Pad every microbatch to one shape, for compilers of your own.
+    num_workers
+        Processes that fetch records ahead.
+    engine
+        "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
+    compile
+        Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
+        graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes
+        tens of seconds; later steps are faster than uncompiled ones. "auto" compiles on a GPU if
+        the run has so many steps that it pays, says so before the first step, and runs the program
+        as it is if it cannot be compiled. It never compiles on a CPU. See docs/speed.md.
+    lengths
+        A number for each record (with `users`, for each user), such as its number of tokens.
+        Microbatches then hold records of like lengths, so that a `collate_fn` which pads to the
+        longest of them pads little. Not for compiled steps, which are compiled for one shape.
+    """
+
+    max_microbatch: int | None = None
+    static_shapes: bool = False
+    num_workers: int = 0
+    engine: str = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    lengths: Any = field(default=None, repr=False, compare=False)  # Any: a sequence; private
+
+    def __post_init__(self) -> None:
+        if self.max_microbatch is not None:
+            whole(max_microbatch=self.max_microbatch, least=1)
+        whole(num_workers=self.num_workers)
+        engine_named(self.engine)
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}.")
+        if self.compile is True and self.engine not in ("auto", "bookkeeping"):
+            raise ValueError(
+                f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
+            )
+        if self.lengths is not None and (self.static_shapes or self.compile is True):
+            raise ValueError(
+                "lengths must be left out with compile=True and static_shapes, whose microbatches "
+                "have one shape."
+            )
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether microbatches are padded."""
+        return self.static_shapes or bool(self.compile)
+
+    def lengths_of(self, n: int) -> np.ndarray | None:
+        """Return the numbers by which the records of a lot are ordered; None for no order."""
+        if self.lengths is None:
+            return None
+        lengths = np.array(self.lengths)
+        if lengths.shape != (n,) or lengths.dtype.kind not in "iuf":
+            raise ValueError(
+                "lengths must be one number for each record (each user, if users are given), got "
+                f"an array of {lengths.ndim} axes and type {lengths.dtype.name}, or of another "
+                "length."
+            )
+        return lengths
+
+
+def one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`
+    """Return `speed`, or a `Speed` of the options in `given`; raise if both are used."""
+    if speed is None:
+        return Speed(**given)
+    defaults = {option.name: option.default for option in fields(Speed)}
+    for name, value in given.items():
+        if value != defaults[name]:
+            raise ValueError(f"{name} must be given in speed=Speed(...) or by itself, not in both.")
+    return speed
