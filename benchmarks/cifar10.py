@@ -104,6 +104,8 @@ def _some_minutes(minutes: float, *, steps: int, rate: float) -> None:
     recipe = Recipe.read("cifar10-wrn").with_settings(settings)
 
     def on_progress(progress: Progress) -> None:
+        if progress.stage:  # before the first step
+            return
         _shown(progress)
         times.append((progress.step, round(time.monotonic() - began, 4), progress.is_measured))
         if progress.is_measured or progress.step < 3:  # the state has just been saved

@@ -11,7 +11,8 @@ follow, is one matrix product, from all pixels to the few positions that are kep
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,6 +28,8 @@ _FAINT = 0.1  # added to variances, so that faint contrast is not amplified
 _KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
 _PLANES = {"cpu": 8, "cuda": 3072}
 """Color planes transformed at a time: on a CPU few, so that all of their products are in cache."""
+_IMAGES = {"cpu": 64, "cuda": 512}
+"""Images whose features are normalized at a time, by one thread."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,31 @@ class ScatteringFeatures:
         if device != "cpu":  # devices round in different ways
             self.label += f"|{device}"
 
+    def fill(
+        self, features: np.ndarray, images: np.ndarray, done: Callable[[int], None] | None = None
+    ) -> None:
+        """Write the features of `images` into `features`; call `done` with numbers of images.
+
+        On a CPU each of torch's threads transforms its own images: one transform is too short to be
+        divided. The features do not depend on the number of threads.
+        """
+        size = _IMAGES.get(self.device, _IMAGES["cuda"])
+
+        def transform(start: int) -> int:
+            part = images[start : start + size]
+            features[start : start + size] = self(part)
+            return len(part)
+
+        starts, threads = range(0, len(images), size), torch.get_num_threads()
+        try:
+            workers = min(len(starts), threads) if self.device == "cpu" else 1
+            with ThreadPoolExecutor(max(1, workers), "scattering", _use_one_thread) as pool:
+                for count in pool.map(transform, starts):
+                    if done is not None:
+                        done(count)
+        finally:
+            torch.set_num_threads(threads)  # the workers have set it for threads to come, too
+
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Return the features (records, *shape) of `images`, each of them by itself."""
         settings, scattering, n = self.settings, self.scattering, len(images)
@@ -165,6 +193,10 @@ class ScatteringFeatures:
         return (
             found.transpose(1, 2).flatten(1).cpu().numpy()
         )  # the coarsest frequencies of all planes first
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def group_normalize(features: Tensor, groups: int = 27) -> Tensor:
