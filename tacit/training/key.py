@@ -65,7 +65,7 @@ class Key:
         one tag reveals nothing about its message. Without the package `cryptography` it is SHA-256.
         """
         secret, authenticator = self.bytes(purpose, step, 32), _poly1305()
-        found = hashlib.sha256(secret) if authenticator is None else authenticator(secret)
+        found: Any = hashlib.sha256(secret) if authenticator is None else authenticator(secret)
         for part in parts:
             found.update(part)
         return found.hexdigest()[:32] if authenticator is None else found.finalize().hex()
