@@ -166,13 +166,14 @@ class ScatteringFeatures:
             return len(part)
 
         starts, threads = range(0, len(images), size), torch.get_num_threads()
+        workers = min(len(starts), threads) if self.device == "cpu" else 1
+        pool = ThreadPoolExecutor(max(1, workers), "scattering", _use_one_thread)
         try:
-            workers = min(len(starts), threads) if self.device == "cpu" else 1
-            with ThreadPoolExecutor(max(1, workers), "scattering", _use_one_thread) as pool:
-                for count in pool.map(transform, starts):
-                    if done is not None:
-                        done(count)
+            for count in pool.map(transform, starts):
+                if done is not None:
+                    done(count)
         finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt waits for a few images only
             torch.set_num_threads(threads)  # the workers have set it for threads to come, too
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -302,8 +303,10 @@ def _moduli(u_hat: Tensor, wavelets: Tensor) -> Tensor:
 
 
 def _blocks(u_hat: Tensor, factor: int) -> Tensor:
-    """Return a transform cut in factor x factor squares, (blocks, ..., 2 x frequencies), each one
-    contiguous: products of long rows take two thirds of the time."""
+    """Return a transform cut in factor x factor squares, (blocks, ..., 2 x frequencies).
+
+    Each square is contiguous, since products of long rows take less time.
+    """
     side = u_hat.shape[-1] // factor
     parts = torch.view_as_real(u_hat).reshape(*u_hat.shape[:-2], factor, side, factor, 2 * side)
     return parts.movedim((-4, -2), (0, 1)).flatten(-2).flatten(0, 1)

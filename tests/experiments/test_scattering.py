@@ -202,3 +202,16 @@ def test_threads_change_no_bit_of_the_features_and_are_left_as_they_were():
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_array_equal(found[0][:64], transform(images[:64]))
     assert counts == 3 * [64, 64, 64, 8]
+
+
+def test_an_interrupt_waits_for_the_images_at_hand_only():
+    images = np.zeros((64 * 40, 8, 8), np.float32)
+    transform = ScatteringFeatures(FeatureSettings(kind="scattering", scales=1, groups=9), (8, 8))
+    features = np.full((len(images), *transform.shape), np.nan, np.float32)
+
+    def interrupt(_count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transform.fill(features, images, interrupt)
+    assert np.isnan(features).any()
