@@ -21,9 +21,8 @@ from tacit.events import Event, Gaussian
 from tacit.experiments.recipe import FeatureSettings
 from tacit.mechanisms import GaussianMechanism
 
-_CHUNK = 2048  # records added up at a time
-_IMAGES = 512  # images scattered at a time
-_CACHE_VERSION = 3
+_CHUNK = 256  # records added up at a time
+_CACHE_VERSION = 4
 
 
 class PaidSummary(Protocol):
@@ -42,6 +41,9 @@ class PaidSummary(Protocol):
         """Return the summary without noise, which only the non-private twin uses. Private."""
         ...
 
+
+Show = Callable[[str], None]
+"""Function that shows a text about the progress; numbers of records in it are public."""
 
 Release = Callable[[str, PaidSummary, np.ndarray], np.ndarray]
 """Function of a name, a summary and the records that returns the summary; it pays if it must."""
@@ -203,11 +205,13 @@ def prepare(
     release: Release,
     cache: Path | None = None,
     device: str = "cpu",
+    show: Show | None = None,
 ) -> Prepared:
     """Transform the training and the test records by the features of the recipe.
 
     `release` is called once for each paid summary and returns its noisy value. `cache` is a folder
     that keeps scattering features between runs; it holds private values. `device` computes them.
+    `show` is called with a text while that takes long.
     """
     needed = summaries_of(settings, dataset.n_records)
     kept: dict[str, np.ndarray] = {}
@@ -216,10 +220,15 @@ def prepare(
     if is_projected:
         x_train, x_test = (_scaled_rows(x) for x in (x_train, x_test))
     elif settings.kind == "scattering":
-        x_train, x_test = (_scattered(x, settings, cache, device) for x in (x_train, x_test))
+        x_train = _scattered(x_train, settings, cache, device, show, "training")
+        x_test = _scattered(x_test, settings, cache, device, show, "test")
     if "mean" in needed:
         kept["mean"] = release("mean", needed["mean"], x_train)
-        x_train, x_test = x_train - kept["mean"], x_test - kept["mean"]
+        if settings.kind == "none":  # these are the records of the data set itself
+            x_train, x_test = x_train - kept["mean"], x_test - kept["mean"]
+        else:  # large arrays of our own: new ones would take longer to map than to fill
+            for x in (x_train, x_test):
+                np.subtract(x, kept["mean"], out=x)
     if is_projected:
         directions = random_directions(x_train.shape[1], settings.components)
         if settings.kind == "pca":
@@ -323,39 +332,55 @@ def cache_folder() -> Path:
 
 
 def _scattered(
-    images: np.ndarray, settings: FeatureSettings, cache: Path | None, device: str
+    images: np.ndarray,
+    settings: FeatureSettings,
+    cache: Path | None,
+    device: str,
+    show: Show | None,
+    part: str,
 ) -> np.ndarray:
     """Return normalized scattering features of `images`, (records, channels, side, side).
 
     With `even_noise_multiplier` they are (records, inputs), in the order of `by_frequency`. They
-    are read from the folder `cache` if an earlier run stored them there.
+    are read from the folder `cache` if an earlier run stored them there. The caller may write into
+    the result.
     """
     from tacit.experiments.scattering import ScatteringFeatures  # needs torch
 
     transform = ScatteringFeatures(settings, images.shape[1:], device)
+    path = None
+    if cache is not None and len(images):  # a released model prepares a test split only
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        label = f"{_CACHE_VERSION}|{transform.label}|{images.shape}|{images.dtype}"
+        digest = hashlib.sha256(label.encode())
+        digest.update(np.ascontiguousarray(images).data)
+        path = cache / f"{digest.hexdigest()[:32]}.npy"
+        if path.is_file():
+            # Copy on write: processes share the pages, and torch may write to the array.
+            return np.load(path, mmap_mode="c")
+    features, count = np.empty((len(images), *transform.shape), np.float32), 0
 
-    def fill(features: np.ndarray) -> np.ndarray:
-        for start in range(0, len(images), _IMAGES):
-            features[start : start + _IMAGES] = transform(images[start : start + _IMAGES])
-        return features
+    def done(more: int) -> None:
+        nonlocal count
+        count += more
+        if show is not None:
+            show(f"features of {count:,} of {len(images):,} {part} images")
 
-    shape = (len(images), *transform.shape)
-    if cache is None or not len(images):  # a released model prepares a test split only
-        return fill(np.empty(shape, np.float32))
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    label = f"{_CACHE_VERSION}|{transform.label}|{images.shape}|{images.dtype}"
-    digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
-    path = cache / f"{digest[:32]}.npy"
-    if not path.is_file():
-        handle, part = tempfile.mkstemp(dir=cache)  # mode 0600: the features are private
-        os.close(handle)
-        try:
-            kept = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
-            fill(kept)
-            kept.flush()
-            os.replace(part, path)  # a reader finds the whole file or none
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
-    # Copy on write: processes share the pages, and torch may write to the array.
-    return np.load(path, mmap_mode="c")
+    transform.fill(features, images, done)
+    if path is not None:
+        _write_array(path, features)
+    return features
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    """Write an array that only the user may read; whoever reads it finds the whole file or none."""
+    handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            np.save(stream, array)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

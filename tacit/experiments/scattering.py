@@ -6,27 +6,30 @@ Mallat 2012 (arXiv:1101.2286), Bruna & Mallat 2013 (arXiv:1203.1513); filter sha
 scattering features beats private end-to-end networks.
 
 Wavelets are applied in the Fourier domain. They are real there, so that a product with one is a
-product of real numbers. The low-pass filter is one matrix product, from all pixels to the few
-positions that are kept.
+product of real numbers. The low-pass filter, with the average over neighboring positions that may
+follow, is one matrix product, from all pixels to the few positions that are kept.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log1p
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, pad
+from torch.nn.functional import pad
 
 from tacit.experiments.recipe import FeatureSettings
 
 _FAINT = 0.1  # added to variances, so that faint contrast is not amplified
 _KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
-_PLANES = {"cpu": 16, "cuda": 3072}
+_PLANES = {"cpu": 8, "cuda": 3072}
 """Color planes transformed at a time: on a CPU few, so that all of their products are in cache."""
+_IMAGES = {"cpu": 64, "cuda": 512}
+"""Images whose features are normalized at a time, by one thread."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,25 @@ class Scattering:
 
     The result, with these letters, has 1 + J L + L^2 J (J - 1) / 2 channels, called paths, at a 2^J
     times coarser resolution: with the defaults, 81 x 7 x 7 for 28 x 28 images. Each color plane of
-    an image has its own paths.
+    an image has its own paths. Squares of `pool` x `pool` positions are averaged.
 
     >>> Scattering()(torch.zeros(5, 28, 28)).shape
     torch.Size([5, 81, 7, 7])
     >>> Scattering()(torch.zeros(5, 3, 32, 32)).shape
     torch.Size([5, 243, 8, 8])
+    >>> Scattering(pool=2)(torch.zeros(5, 3, 32, 32)).shape
+    torch.Size([5, 243, 4, 4])
     """
 
     scales: int = 2
     angles: int = 8
+    pool: int = 1
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return features (records, planes x paths, height / 2^J, width / 2^J) in float32.
+        """Return features (records, planes x paths, side, side) in float32; side is size / 2^J.
 
         `images` has shape (records, size, size) or (records, planes, size, size), on any device.
+        With `pool`, the side is that many times smaller.
         """
         if images.dim() not in (3, 4) or images.shape[-1] != images.shape[-2]:
             raise ValueError(
@@ -61,14 +68,19 @@ class Scattering:
             raise ValueError(
                 f"image size must be a multiple of {2**self.scales}, got {size}. Pad the images."
             )
+        side, rest = divmod(size // 2**self.scales, self.pool)
+        if rest:
+            raise ValueError(
+                f"pool must divide the {size // 2**self.scales} positions on a side, "
+                f"got {self.pool}."
+            )
         per_image = images.shape[1:-2].numel()  # color planes
         planes = images.reshape(records * per_image, size, size).float()
-        side = size // 2**self.scales
         shape = (records, per_image * self.paths, side, side)
         if not records:
             return planes.new_empty(shape)
         at_once = _PLANES.get(planes.device.type, _PLANES["cuda"])
-        bank = _bank(size, self.scales, self.angles, planes.device)
+        bank = _bank(size, self.scales, self.angles, self.pool, planes.device)
         found = planes.new_empty(len(planes), self.paths, side * side)
         for part, into in zip(planes.split(at_once), found.split(at_once), strict=True):
             self._scatter(part, bank, into)
@@ -90,18 +102,18 @@ class Scattering:
         """Write the features (planes, paths, positions) of planes (planes, size, size) `into`."""
         L, (_, first, second) = self.angles, self.orders
         margin = 2**self.scales  # reflected border, which the low-pass matrices leave out
-        x = pad(planes[:, None], [margin] * 4, mode="reflect")
-        into[:, :1] = x.flatten(2) @ bank.averages[0]
+        x = pad(planes[:, None], [margin] * 4, mode="reflect")[:, 0]
+        into[:, 0] = x.flatten(1) @ bank.averages[0]
         x_hat = torch.fft.fft2(x)
         once, twice = first.start, second.start
         for j1 in range(self.scales):
-            u1 = _moduli(x_hat, bank.wavelets[0, j1])  # (planes, 1, angles, side, side)
-            into[:, once : once + L] = u1.flatten(1, 2).flatten(2) @ bank.averages[j1]
+            u1 = _moduli(x_hat, bank.wavelets[0, j1])  # (planes, angles, side, side)
+            into[:, once : once + L] = u1.flatten(2) @ bank.averages[j1]
             once += L
             later = range(j1 + 1, self.scales)
             if not later:
                 break
-            u1_hat = torch.fft.fft2(u1[:, 0])
+            u1_hat = torch.fft.fft2(u1)
             shape = (len(planes), L, len(later), L, -1)
             paths = into[:, twice : twice + L * len(later) * L].view(shape)
             twice += L * len(later) * L
@@ -118,7 +130,7 @@ class ScatteringFeatures:
     ) -> None:
         self.settings = settings
         self.device = device
-        self.scattering = Scattering(settings.scales, settings.angles)
+        self.scattering = Scattering(settings.scales, settings.angles, settings.pool)
         self.planes = shape[0] if len(shape) == 3 else 1
         channels = self.planes * self.scattering.paths
         if settings.groups and channels % settings.groups:
@@ -133,19 +145,44 @@ class ScatteringFeatures:
             )
         self.is_flat = bool(settings.even_noise_multiplier)
         self.shape = (channels * side**2,) if self.is_flat else (channels, side, side)
-        free = settings.pool, settings.log_scale, settings.groups, settings.contrast
+        free = settings.log_scale, settings.groups, settings.contrast
         self.label = f"{self.scattering}|{free}|{self.is_flat}"
         if device != "cpu":  # devices round in different ways
             self.label += f"|{device}"
+
+    def fill(
+        self, features: np.ndarray, images: np.ndarray, done: Callable[[int], None] | None = None
+    ) -> None:
+        """Write the features of `images` into `features`; call `done` with numbers of images.
+
+        On a CPU each of torch's threads transforms its own images: one transform is too short to be
+        divided. The features do not depend on the number of threads.
+        """
+        size = _IMAGES.get(self.device, _IMAGES["cuda"])
+
+        def transform(start: int) -> int:
+            part = images[start : start + size]
+            features[start : start + size] = self(part)
+            return len(part)
+
+        starts, threads = range(0, len(images), size), torch.get_num_threads()
+        workers = min(len(starts), threads) if self.device == "cpu" else 1
+        pool = ThreadPoolExecutor(max(1, workers), "scattering", _use_one_thread)
+        try:
+            for count in pool.map(transform, starts):
+                if done is not None:
+                    done(count)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt waits for a few images only
+            torch.set_num_threads(threads)  # the workers have set it for threads to come, too
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Return the features (records, *shape) of `images`, each of them by itself."""
         settings, scattering, n = self.settings, self.scattering, len(images)
         features = scattering(torch.from_numpy(images).to(self.device))
-        features = avg_pool2d(features, settings.pool)
         if settings.log_scale:
             # 0 and 1 stay what they are: features of images in [0, 1] stay in that range.
-            features = (features / settings.log_scale).log1p() / log1p(1 / settings.log_scale)
+            features.div_(settings.log_scale).log1p_().div_(math.log1p(1 / settings.log_scale))
         if settings.groups:
             features = group_normalize(features, settings.groups)
         planes = features.unflatten(1, (self.planes, -1)).flatten(0, 1)
@@ -157,6 +194,10 @@ class ScatteringFeatures:
         return (
             found.transpose(1, 2).flatten(1).cpu().numpy()
         )  # the coarsest frequencies of all planes first
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def group_normalize(features: Tensor, groups: int = 27) -> Tensor:
@@ -237,11 +278,11 @@ class _Bank(NamedTuple):
     """The filters for images of one size, on one device."""
 
     wavelets: dict[tuple[int, int], Tensor]
-    """By the scales (j1, j2) of the input and the wavelet: (angles, factor, side, factor, 2 side),
-    where `side` is that of the result and `factor` that of the input divided by it. Each number is
-    there twice, for the real and the imaginary part of what it multiplies."""
+    """By the scales (j1, j2) of the input and the wavelet: (blocks, angles, 2 x frequencies), the
+    frequencies in blocks as `_blocks` has them. Each number is there twice, for the real and the
+    imaginary part of what it multiplies."""
     averages: list[Tensor]
-    """By the scale of the input: the low-pass filter as a matrix (pixels, positions kept)."""
+    """By the scale of the input: low-pass filter and pooling as a matrix (pixels, positions)."""
 
 
 def _moduli(u_hat: Tensor, wavelets: Tensor) -> Tensor:
@@ -249,33 +290,41 @@ def _moduli(u_hat: Tensor, wavelets: Tensor) -> Tensor:
 
     Keeping every `factor`-th pixel of a convolution adds those of its frequencies that coincide.
     """
-    factor, side = wavelets.shape[1:3]
-    shown = torch.view_as_real(u_hat).reshape(*u_hat.shape[:-2], 1, factor, side, factor, 2 * side)
-    total = None
-    for row in range(factor):
-        for column in range(factor):
-            pair = shown[..., row, :, column, :], wavelets[:, row, :, column]
-            total = pair[0] * pair[1] if total is None else total.addcmul_(*pair)
-    assert total is not None  # factor >= 1
-    transform = torch.view_as_complex(total.unflatten(-1, (side, 2)))
+    factor = math.isqrt(len(wavelets))
+    side = u_hat.shape[-1] // factor
+    shown = _blocks(u_hat, factor).unsqueeze(-2)  # (blocks, ..., 1, 2 x frequencies)
+    total = shown[0] * wavelets[0]
+    for block, wavelet in zip(shown[1:], wavelets[1:], strict=True):
+        total.addcmul_(block, wavelet)
+    transform = torch.view_as_complex(total.unflatten(-1, (side, side, 2)))
     # The factor 1 / pixels of the inverse transform is part of the wavelets.
     squares = torch.view_as_real(torch.fft.ifft2(transform, norm="forward")).square_()
     return torch.add(squares[..., 0], squares[..., 1]).sqrt_()
 
 
+def _blocks(u_hat: Tensor, factor: int) -> Tensor:
+    """Return a transform cut in factor x factor squares, (blocks, ..., 2 x frequencies).
+
+    Each square is contiguous, since products of long rows take less time.
+    """
+    side = u_hat.shape[-1] // factor
+    parts = torch.view_as_real(u_hat).reshape(*u_hat.shape[:-2], factor, side, factor, 2 * side)
+    return parts.movedim((-4, -2), (0, 1)).flatten(-2).flatten(0, 1)
+
+
 @lru_cache(maxsize=8)
-def _bank(size: int, scales: int, angles: int, device: torch.device) -> _Bank:
+def _bank(size: int, scales: int, angles: int, pool: int, device: torch.device) -> _Bank:
     padded = size + 2 ** (scales + 1)
     low_pass, morlets = _filters(padded, scales, angles)
     wavelets = {}
     for j1 in range(scales):
         for j2 in range(j1, scales) if j1 == 0 else range(j1 + 1, scales):
-            side, start = padded // 2**j2, padded // 2**j1
-            found = np.stack([_fold(w, 2**j1) for w in morlets[j2]]) / start**2
-            found = found.reshape(angles, start // side, side, start // side, side)
-            wavelets[j1, j2] = torch.from_numpy(np.repeat(found, 2, axis=-1)).to(device)
+            start, factor = padded // 2**j1, 2 ** (j2 - j1)
+            folded = torch.from_numpy(np.stack([_fold(w, 2**j1) for w in morlets[j2]]) / start**2)
+            wavelets[j1, j2] = _blocks(torch.complex(folded, folded), factor).to(device)
     rows = [_low_pass_rows(low_pass, padded, 2**j, 2**scales) for j in range(scales)]
-    averages = [torch.from_numpy(np.kron(r, r).T.astype(np.float32)).to(device) for r in rows]
+    pooled = [r.reshape(-1, pool, r.shape[1]).mean(1) for r in rows]
+    averages = [torch.from_numpy(np.kron(r, r).T.astype(np.float32)).to(device) for r in pooled]
     return _Bank(wavelets, averages)
 
 

@@ -64,6 +64,7 @@ from tacit.experiments.training_loop import (
     noise_saving,
     require_device,
     sampling_in_words,
+    steps_of,
     tensors,
     train_baseline,
     training_event,
@@ -74,16 +75,21 @@ from tacit.training import Key, Ranks
 
 FEATURES_KEY = "features.key"
 _CHECKPOINT = "checkpoint.pt"
+_SAVING_SHARE = 0.05  # most of the time that may go into saving the state
 _PATIENCE = 60.0  # seconds: a process that another thread has just forked holds copies of locks
 
 
 class Progress(NamedTuple):
-    """Public state of a run after a step; `is_measured` says whether `metric` is new."""
+    """Public state of a run after a step; `is_measured` says whether `metric` is new.
+
+    Before the first step, `stage` says what takes long, and `steps` is 0 if it is not known yet.
+    """
 
     step: int
     steps: int
     metric: Metric
     is_measured: bool
+    stage: str = ""
 
 
 OnProgress = Callable[[Progress], None]
@@ -138,10 +144,12 @@ def _train(
     is_handed_over: bool = False,
 ) -> Facts:
     """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
-    with _begun(recipe, folder, ranks, root, cache, is_handed_over=is_handed_over) as session:
+    show = on_progress or (lambda _: None)
+    with _begun(recipe, folder, ranks, root, cache, is_handed_over=is_handed_over,
+                on_progress=show) as session:  # fmt: skip
         if isinstance(session, Facts):
             return session
-        session.go(on_progress or (lambda _: None))
+        session.go(show)
 
         def finish() -> Facts:
             twin = baseline
@@ -164,8 +172,10 @@ def _begun(
     cache: Path | None,
     *,
     is_handed_over: bool,
+    on_progress: OnProgress = lambda _: None,
 ) -> Iterator["Session | Facts"]:
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
+    on_progress(Progress(0, 0, {}, is_measured=False, stage="reading the records"))
     dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = _filled(recipe, dataset)
     training_event(recipe, dataset.n_records, 1.0, lot=recipe.training.lot)  # or it has no price
@@ -186,7 +196,7 @@ def _begun(
             lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
         )
         yield Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks,
-                      is_handed_over=is_handed_over)  # fmt: skip
+                      is_handed_over=is_handed_over, on_progress=on_progress)  # fmt: skip
 
 
 def begin_run(
@@ -294,6 +304,8 @@ class Session:
     seconds: float = 0.0
     is_handed_over: bool = False
     """Another process has prepared the run for this one: that is no interruption."""
+    on_progress: OnProgress = lambda _: None
+    """What is told about the preparation; `go` takes its own."""
 
     def __post_init__(self) -> None:
         self.n_records = self.dataset.n_records
@@ -325,7 +337,9 @@ class Session:
             release=self._release,
             cache=self.cache,
             device=require_device(recipe).type,
+            show=self._show,
         )
+        self._show("testing that records do not influence each other")
         self.summaries = {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()}
         return TrainingLoop(
             recipe,
@@ -339,6 +353,10 @@ class Session:
             persons=self.dataset.persons,
         )
 
+    def _show(self, stage: str) -> None:
+        steps = steps_of(self.recipe, self.n_records)
+        self.on_progress(Progress(0, steps, {}, is_measured=False, stage=stage))
+
     @property
     def batch_size(self) -> int:
         """Expected records of a lot, by which epochs are counted."""
@@ -350,8 +368,13 @@ class Session:
         self._save()
 
     def go(self, on_progress: OnProgress) -> None:
-        """Take all remaining steps, and measure the model at the end of each epoch."""
-        private, saved = self.private, time.monotonic()
+        """Take all remaining steps, and measure the model at the end of each epoch.
+
+        What was measured is shown when the state has been saved: until then nothing of the steps
+        since the last checkpoint leaves the process. Every checkpoint reads all records, so runs
+        with short epochs save after some of them, and at the end.
+        """
+        private, saved, cost = self.private, time.monotonic(), 0.0
         if self.ranks.rank > 0:
             for _ in self.loop.steps():  # what is measured and written, rank 0 does alone
                 pass
@@ -366,17 +389,22 @@ class Session:
             if step in kept:
                 self._keep(step)
             ends_epoch = int(step / per_epoch) > int((step - 1) / per_epoch)
-            is_measured = ends_epoch or step == private.steps
-            if is_measured or time.monotonic() - saved > self.recipe.run.checkpoint_seconds:
-                if is_measured:
-                    latest = self._measure(step)
-                    self.metrics.append(latest)
+            is_last = step == private.steps
+            if ends_epoch or is_last:
+                self.metrics.append(self._measure(step))
+            since = time.monotonic() - saved
+            is_due = (ends_epoch and _SAVING_SHARE * since > cost) or is_last
+            is_new = False
+            if is_due or since > self.recipe.run.checkpoint_seconds:
                 now = time.monotonic()
                 self.seconds += now - saved
                 saved = now
                 self._save()  # before anyone sees what was released since the last checkpoint
                 self.folder.write_lines(METRICS, self.metrics)
-            on_progress(Progress(step, private.steps, latest, is_measured))
+                cost = time.monotonic() - saved
+                is_new = bool(self.metrics) and self.metrics[-1] is not latest
+                latest = self.metrics[-1] if self.metrics else {}
+            on_progress(Progress(step, private.steps, latest, is_new))
 
     def finish(self, baseline: SequenceOf[Metric]) -> Facts:
         """Write the released model and then, as the last file, the facts; return the facts."""

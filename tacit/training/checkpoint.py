@@ -224,7 +224,7 @@ class RunState:
 
         Whoever holds the secret (a checkpoint has it) and the records can compute it again.
         """
-        return self._salt.bind("data set", self._lots.records.digest())
+        return self._salt.bind("data set", self._lots.records.digest(self._salt))
 
     @property
     def generator(self) -> str:

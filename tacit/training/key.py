@@ -68,14 +68,11 @@ class Key:
         messages of L bytes have the same tag with probability at most 8 ceil(L / 16) / 2^106, and
         one tag reveals nothing about its message. Without the package `cryptography` it is SHA-256.
         """
-        secret = self.bytes(purpose, step, 32)
-        authenticator = _poly1305()
-        if authenticator is None:
-            return hashlib.sha256(b"".join([secret, *parts])).hexdigest()[:32]
-        found = authenticator(secret)
+        secret, authenticator = self.bytes(purpose, step, 32), _poly1305()
+        found: Any = hashlib.sha256(secret) if authenticator is None else authenticator(secret)
         for part in parts:
             found.update(part)
-        return found.finalize().hex()
+        return found.hexdigest()[:32] if authenticator is None else found.finalize().hex()
 
     def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
         """Return `size` random bytes, different for each combination of purpose, step and part."""

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from tacit.training.fingerprint import data_digest
+from tacit.training.key import Key
 from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -171,14 +172,14 @@ class Records:
         """Return `batch` with its tensors on the model's device."""
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
 
-    def digest(self) -> bytes:
-        """Return a hash of all records (`fingerprint`). Private.
+    def digest(self, salt: Key) -> bytes:
+        """Return a hash of all records, of tensors under `salt` (`fingerprint`). Private.
 
         Stored tensors are hashed at every call, since they may have been written by any library. A
         data set of another kind is read once, until `forget_digest`.
         """
         if self.is_stored or self._digest is None:
-            self._digest = data_digest(self)
+            self._digest = data_digest(self, salt)
         return self._digest
 
     def forget_digest(self) -> None:

@@ -27,6 +27,7 @@ from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
 from tacit.ledger import Ledger
+from tacit.training.key import Key
 from tacit.training.records import Indices, Records
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows
 
@@ -160,9 +161,9 @@ class _OfUsers(Records):
     def on_device(self) -> None:
         """None: a row of the data set's tensors is not what is drawn here."""
 
-    def digest(self) -> bytes:
+    def digest(self, salt: Key) -> bytes:
         """Return a hash of all records and of whose they are. Private."""
-        return self._inner.digest() + self._users.digest() + str(self._most).encode()
+        return self._inner.digest(salt) + self._users.digest() + str(self._most).encode()
 
     def forget_digest(self) -> None:
         """Make the next `digest` read all records again, however they may have been edited."""

@@ -116,6 +116,20 @@ def test_scattering_is_cached_and_the_cache_gives_the_same(tmp_path):
         np.testing.assert_array_equal(prepared.x_test, plain.x_test)
 
 
+@pytest.mark.parametrize("kind", ["none", "scattering", "projection"])
+def test_centering_leaves_the_records_of_the_data_set_alone(kind, tmp_path):
+    data = tiny()
+    before = data.x_train.copy(), data.x_test.copy()
+    settings = Features(kind=kind, scales=1, groups=9, components=5, mean_noise_multiplier=1.0)
+    mean = lambda name, summary, x: summary.exact(x)  # noqa: E731
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # the last reads what was kept
+        found = prepare(data, settings, release=mean, cache=cache)
+        if kind != "projection":  # which scales the centered records
+            np.testing.assert_allclose(found.x_train.mean(0), 0, atol=1e-5)
+        np.testing.assert_array_equal(data.x_train, before[0])
+        np.testing.assert_array_equal(data.x_test, before[1])
+
+
 def test_projected_records_keep_their_scale():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 40)).astype(np.float32)

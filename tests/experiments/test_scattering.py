@@ -1,11 +1,16 @@
 """The published invariances of the scattering transform, and its independence across images."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import avg_pool2d
 
+from tacit.experiments.recipe import FeatureSettings
 from tacit.experiments.scattering import (
     Scattering,
+    ScatteringFeatures,
     _filters,
     by_frequency,
     contrast_normalize,
@@ -166,3 +171,47 @@ def test_frequencies_are_an_orthogonal_map_with_the_coarsest_first(scales):
     smooth = by_frequency(torch.ones(1, scattering.paths, 2, 2), scattering)[0]
     orders = 1 + scales + scales * (scales - 1) // 2  # one constant for each pair of scales
     assert (smooth.abs() > 1e-5).nonzero().flatten().tolist() == list(range(orders))
+
+
+@pytest.mark.parametrize(("shape", "pool"), [((32, 32), 2), ((3, 32, 32), 4), ((2, 24, 24), 3)])
+def test_pooling_averages_squares_of_positions(shape, pool):
+    images = torch.from_numpy(rng.random((3, *shape), dtype=np.float32))
+    plain, pooled = Scattering()(images), Scattering(pool=pool)(images)
+    torch.testing.assert_close(pooled, avg_pool2d(plain, pool), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="pool must divide"):
+        Scattering(pool=5)(images)
+
+
+def test_threads_change_no_bit_of_the_features_and_are_left_as_they_were():
+    images = rng.random((200, 3, 8, 8), dtype=np.float32)
+    settings = FeatureSettings(kind="scattering", scales=1, pool=2, log_scale=0.01, groups=0)
+    transform, before = ScatteringFeatures(settings, (3, 8, 8)), torch.get_num_threads()
+    found, counts = [], []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            features = np.empty((200, *transform.shape), np.float32)
+            transform.fill(features, images, counts.append)
+            found.append(features)
+            assert torch.get_num_threads() == threads
+            with ThreadPoolExecutor(1) as pool:  # threads to come have as many, too
+                assert pool.submit(torch.get_num_threads).result() == threads
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[0][:64], transform(images[:64]))
+    assert counts == 3 * [64, 64, 64, 8]
+
+
+def test_an_interrupt_waits_for_the_images_at_hand_only():
+    images = np.zeros((64 * 40, 8, 8), np.float32)
+    transform = ScatteringFeatures(FeatureSettings(kind="scattering", scales=1, groups=9), (8, 8))
+    features = np.full((len(images), *transform.shape), np.nan, np.float32)
+
+    def interrupt(_count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transform.fill(features, images, interrupt)
+    assert np.isnan(features).any()

@@ -260,9 +260,9 @@ from tacit.experiments import Recipe, train
 at, how, where = int(sys.argv[3]), getattr(signal, sys.argv[4]), sys.argv[5]
 count = 0
 
-def stop(*_):
+def stop(*given):
     global count
-    count += 1
+    count += not (given and given[0].stage)  # steps count, not what comes before them
     if count == at:
         os.kill(os.getpid(), how)
 
@@ -425,3 +425,32 @@ def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypa
     monkeypatch.setattr(plan, "Banded", partial(Banded, memory=8 * 4 * 6))
     _filled(asked, dataset)
     assert found[1]["most"] == 1 + 6  # a model of four parameters
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.0, [12]), (1e9, [6, 12])])
+def test_no_metric_is_shown_before_the_state_is_saved(tmp_path, monkeypatch, share, shown):
+    monkeypatch.setattr("tacit.experiments.training_run._SAVING_SHARE", share)
+    save, saved, measured, stages = Session._save, [], [], []
+
+    def saving(session):
+        saved.append(session.private.steps_taken)
+        save(session)
+
+    def show(progress):
+        stages.append(progress.stage)
+        if progress.is_measured:
+            assert progress.metric["step"] == progress.step == saved[-1]
+            measured.append(progress.step)
+        assert progress.metric.get("step", 0) <= max(saved, default=0)
+
+    monkeypatch.setattr(Session, "_save", saving)
+    recipe = quick(run__checkpoint_seconds=1e9, run__baseline_steps=0)
+    train(recipe, tmp_path / "run", on_progress=show)
+    assert saved == [0, *shown]
+    assert measured == shown
+    assert [row["step"] for row in RunFolder(tmp_path / "run").read_lines("metrics.jsonl")] == [
+        6,
+        12,
+    ]
+    assert stages[0] == "reading the records"
+    assert stages[2:] == 13 * [""]

@@ -19,6 +19,8 @@ from test_checkpoint import load, saved, scaled_loss, train, two_classes, weight
 from torch.nn import functional as F
 
 from tacit.training.fingerprint import _ProgramHash, program_digest, state_digest
+from tacit.training.key import Key
+from tacit.training.records import Records
 
 
 class Weighted:
@@ -326,3 +328,37 @@ def test_a_loop_that_always_moves_the_weights_is_repeated(problem):
     load(other, state)
     go(other, 4)
     assert torch.equal(weights(other.model), weights(case.model))
+
+
+@pytest.mark.parametrize("package", [True, False], ids=["Poly1305", "SHA-256"])
+def test_every_edit_of_stored_records_changes_their_digest(package, monkeypatch):
+    if not package:
+        monkeypatch.setattr("tacit.training.key._poly1305", lambda: None)
+    monkeypatch.setattr("tacit.training.fingerprint._BYTES", 256)  # several parts
+    key, cpu = Key.fresh(), torch.device("cpu")
+    x, y = torch.randn(40, 3), torch.arange(40)
+    data = Records((x, y), collate_fn=None, device=cpu)
+    before = data.digest(key)
+    assert data.digest(key) == before != data.digest(Key.fresh())
+    found, shown = {before}, x.numpy()  # writing by another library raises no version
+    for row in range(40):
+        for column in range(3):
+            bits = shown[row].view(np.uint32)
+            bits[column] ^= 1
+            found.add(data.digest(key))
+            bits[column] ^= 1
+    y[7] += 1
+    found.add(data.digest(key))
+    y[7] -= 1
+    assert len(found) == 122
+    assert data.digest(key) == before
+    others = [(x[:, :2], y), (x, x), (x,), (x.flip(0), y.flip(0)), (x.double(), y)]
+    found |= {Records(other, collate_fn=None, device=cpu).digest(key) for other in others}
+    assert len(found) == 127
+
+
+def test_numbers_that_move_from_one_tensor_to_the_next_change_the_digest():
+    key, cpu, flat = Key.fresh(), torch.device("cpu"), torch.arange(24.0)
+    wide = [(flat[: 4 * k].view(4, k), flat[4 * k :].view(4, 6 - k)) for k in range(1, 6)]
+    found = {Records(pair, collate_fn=None, device=cpu).digest(key) for pair in wide}
+    assert len(found) == 5
