@@ -21,6 +21,9 @@ test-slow: $(READY)
 test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py
 
+gpu-%: # one call on a GPU machine of at most ten minutes: gpu-tests, gpu-steps, gpu-large, ...
+	$(PYTHON) benchmarks/gpu_session.py $*
+
 test-docs: docs $(READY) # links, anchors, public names, search and notebooks of the built site
 	$(BIN)/pytest -q -n 0 -m slow tests/test_site.py
 

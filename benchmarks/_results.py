@@ -2,13 +2,14 @@
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("TACIT_RESULTS", Path(__file__).parent / "results"))
 
 
 def cpu_seconds(call: Callable[[], object], *, repeats: int = 5, enough: float = 2.0) -> float:
@@ -35,13 +36,20 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def write(name: str, title: str, packages: Iterable[str], *blocks: str) -> Path:
-    """Print the blocks and write them, under the environment line, to `results/<name>.md`."""
+def write(
+    name: str, title: str, packages: Iterable[str], *blocks: str, is_final: bool = True
+) -> Path:
+    """Write the blocks, under the environment line, to `results/<name>.md`; print final ones.
+
+    Results that are not final are written at once, in case the benchmark is stopped. The variable
+    `TACIT_RESULTS` names another folder.
+    """
     text = "\n\n".join([f"# {title}", environment(packages), *blocks]) + "\n"
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.md"
     path.write_text(text, encoding="utf-8")
-    print(text)
+    if is_final:
+        print(text, flush=True)
     return path
 
 

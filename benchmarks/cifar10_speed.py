@@ -169,7 +169,8 @@ def kernels() -> None:
         print((inputs, outputs, size, stride), f"cuDNN {1e3 * one:.2f} ms", flush=True)
         for tiles in _SETTINGS:
             if tiles[0] <= outputs:
-                conv_norms._instance_tiles = lambda *_, tiles=tiles: tiles
+                conv_norms._instance_tiles = lambda *_, tiles=tiles: tiles[:3]
+                conv_norms._warps = lambda *_, tiles=tiles: tiles[3]
                 run = partial(conv_norms.conv2d_instances, x, g, [3, 3], stride, 1, examples=256)
                 try:
                     one = _seconds(run)
@@ -180,14 +181,14 @@ def kernels() -> None:
 
 
 _SHAPES = [(64, 64, 32, 1), (64, 128, 32, 2), (128, 128, 16, 1), (256, 256, 8, 1)]
-_SETTINGS = [
-    (64, 64, 64, 4, 3),
-    (64, 128, 64, 4, 3),
-    (64, 256, 64, 8, 3),
-    (128, 64, 64, 4, 3),
-    (128, 128, 64, 8, 3),
-    (128, 128, 64, 4, 3),
-    (128, 128, 32, 8, 4),
+_SETTINGS = [  # tiles of outputs, values and positions; warps
+    (64, 64, 64, 4),
+    (64, 128, 64, 4),
+    (64, 256, 64, 8),
+    (128, 64, 64, 4),
+    (128, 128, 64, 8),
+    (128, 128, 64, 4),
+    (128, 128, 32, 8),
 ]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from _results import table, write
 
 LIMITS = {"mlp": 1, "cnn-2048": 2, "lstm": 2, "wrn-16-4": 8, "gpt2": 24, "gpt2-lora": 24}  # GiB
+_ROWS_OF_A_CPU = 3  # as if memory ended there: a CPU only tests this script
 METHODS = {False: ("plain", "tacit"), True: ("plain-graph", "tacit-compiled")}
 
 
@@ -38,11 +39,17 @@ def main() -> None:
         plain, tacit = (in_process(workload, m) for m in METHODS[arguments.compiled])
         rows.append([workload, LIMITS[workload], plain, tacit, f"{tacit / plain:.2f}"])
         print(*rows[-1], flush=True)
+        report(rows, arguments.compiled, is_final=len(rows) == len(arguments.workloads))
+
+
+def report(rows: list[list[Any]], is_compiled: bool, *, is_final: bool) -> None:
+    """Write what is known so far."""
     write(
-        "physical-batch-compiled" if arguments.compiled else "physical-batch",
+        "physical-batch-compiled" if is_compiled else "physical-batch",
         "The largest physical batch before memory runs out",
         ("tacit", "torch"),
         table(["workload", "GiB allowed", "plain", "tacit", "ratio"], rows),
+        is_final=is_final,
     )
 
 
@@ -50,7 +57,7 @@ def in_process(workload: str, method: str) -> int:
     command = [sys.executable, __file__, "--one", workload, method]
     allocator = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | allocator
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | allocator
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("LARGEST "))
     return int(json.loads(line.removeprefix("LARGEST ")))
@@ -61,9 +68,10 @@ def largest(workload: str, method: str, low: int = 1, high: int = 0) -> int:
     import torch
     from _models import WORKLOADS
 
-    work, device = WORKLOADS[workload], torch.device("cuda")
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(LIMITS[workload] * 2**30 / total)
+    work, device = WORKLOADS[workload], device_here()
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(LIMITS[workload] * 2**30 / total)
     model = work.build().to(device)
     if work.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -80,12 +88,22 @@ def largest(workload: str, method: str, low: int = 1, high: int = 0) -> int:
     return low
 
 
+def device_here() -> Any:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def fits(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> bool:
     import torch
 
+    is_gpu = torch.cuda.is_available()
+    if not is_gpu and rows > _ROWS_OF_A_CPU:
+        return False
     try:
         one_step(work, model, optimizer, method, rows)
-        torch.cuda.synchronize()
+        if is_gpu:
+            torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -103,24 +121,28 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     from tacit.training import Flat, clipped_sum
     from tacit.training.gpu import CompiledSum
 
+    device = device_here()
+
     def losses(model: Any, batch: Any) -> Any:
-        with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):
+        with torch.autocast(device.type, torch.bfloat16, enabled=work.autocast):
             return work.losses(model, batch)
 
-    batch = work.batch(rows, torch.device("cuda"))
+    batch = work.batch(rows, device)
     if work.channels_last:
         batch = (batch[0].to(memory_format=torch.channels_last), batch[1])
     if method == "plain-graph":
         loss = torch.compile(lambda x, y: losses(model, (x, y)).sum(), dynamic=False)
-        plain_graph(optimizer, loss, *batch, rows, rows)
-        return
-    if method == "plain":
+        if device.type == "cuda":
+            plain_graph(optimizer, loss, *batch, rows, rows)
+            return
+        loss(*batch).backward()
+    elif method == "plain":
         losses(model, batch).sum().backward()
     else:
         if method == "tacit":
             total = clipped_sum(model, losses, batch, Flat(1.0), engine="bookkeeping")
         else:
-            mask = torch.ones(rows, dtype=torch.bool, device="cuda")
+            mask = torch.ones(rows, dtype=torch.bool, device=device)
             total = CompiledSum(model, losses, Flat(1.0))(batch, mask, reuse=True)
         for name, p in model.named_parameters():
             if p.requires_grad:

@@ -84,10 +84,8 @@ def main() -> None:
     if arguments.one_thread:
         print(on_one_thread(arguments.workloads))
         return
-    import torch
     from _models import WORKLOADS
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     chosen = arguments.workloads or list(WORKLOADS)
     pairs = [(w, m) for w in chosen for m in arguments.methods] * arguments.processes
     found: dict[tuple[str, str], Measured | str] = {}
@@ -98,6 +96,25 @@ def main() -> None:
             both = isinstance(before, Measured) and isinstance(result, Measured)
             found[pair] = min(before, result) if both else before  # type: ignore[type-var]  # both are measured
             print(*pair, result, flush=True)
+            report(found, chosen, arguments, is_final=False)
+    report(found, chosen, arguments, is_final=True)
+
+
+def report(
+    found: dict[tuple[str, str], Measured | str],
+    chosen: list[str],
+    arguments: argparse.Namespace,
+    *,
+    is_final: bool,
+) -> None:
+    """Write what is known so far to results/training-<device>.md."""
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    missing = {
+        (w, m): "not reached" for w in chosen for m in arguments.methods if (w, m) not in found
+    }
+    found = found | missing
     failures = [f"{w}, {m}: {r}" for (w, m), r in found.items() if isinstance(r, str)]
     kind = "gpu" if torch.cuda.is_available() else "cpu"
     write(
@@ -121,6 +138,7 @@ def main() -> None:
         block(found, chosen, arguments.methods, "first", 1.0),
         "## Failures",
         "\n".join(f"- {line}" for line in failures) or "none",
+        is_final=is_final,
     )
 
 

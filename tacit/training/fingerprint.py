@@ -368,6 +368,9 @@ def _parts_of_tensor(tensor: Tensor) -> Iterator[Any]:  # Any: bytes
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     if isinstance(tensor, DTensor):
         return  # its shards are on other ranks; every step's noise depends on them all
+    if tensor.layout == torch.strided and _is_freed(tensor):
+        found.update(b"no numbers")
+        return
     flat = tensor.detach().reshape(-1)
     size = max(1, _BYTES // max(1, flat.element_size()))
     try:
@@ -375,6 +378,17 @@ def _parts_of_tensor(tensor: Tensor) -> Iterator[Any]:  # Any: bytes
             yield content_of(part)  # without a copy: large data are hashed at every save
     except NotImplementedError:  # kept from inside a transform of torch.func that has ended
         yield b"no numbers"
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Return True if the memory of a tensor is given back, as FSDP does between uses of a weight.
+
+    torch 2.11 refuses any view of such a tensor.
+    """
+    try:
+        return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    except NotImplementedError:  # a tensor without memory of its own
+        return False
 
 
 def _bytes(tensor: Tensor) -> bytes:

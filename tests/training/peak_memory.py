@@ -3,6 +3,7 @@
 import gc
 import json
 import tempfile
+import warnings
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -11,11 +12,17 @@ from torch.profiler import ProfilerActivity, profile
 def peak_bytes(run):
     """Return the peak of the bytes that torch allocates in `run`, above those held before."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*Profiler clears events")  # torch 2.11, of later cycles
+        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        profiler.start()
+    try:
         run()
+    finally:
+        profiler.stop()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        profiled.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = [e for e in events if e["name"] == "[memory]"]
     held = peak = 0

@@ -12,7 +12,7 @@ LOOPS = {  # and what they need besides torch
     "plain_loop.py": ["sklearn"],
     "accelerate_loop.py": ["accelerate"],
     "lightning_loop.py": ["lightning"],
-    "trainer_loop.py": ["transformers", "accelerate"],
+    "trainer_loop.py": ["transformers", "accelerate", "datasets.load"],
 }
 
 

@@ -150,6 +150,8 @@ def test_lightning_cannot_fetch_ahead(tmp_path):
 def private_trainer(folder, kind, *, leaves_losses=False, **arguments):
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     pytest.importorskip("accelerate", reason="pip install accelerate")
+    # Without it, transformers takes the folder tests/datasets for it.
+    pytest.importorskip("datasets.load", reason="pip install datasets")
 
     class PrivateTrainer(transformers.Trainer):
         def get_train_dataloader(self):

@@ -9,7 +9,6 @@ import triton_emulation
 from scipy.stats import chi2, kstest, norm, poisson
 from torch import nn
 
-from tacit.training import gpu
 from tacit.training.engines import in_halves
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
@@ -188,51 +187,6 @@ def test_a_compiled_lot_in_several_batches_is_the_eager_one(problem):
         for lot in case.private:
             case.private.step(lot)
     assert torch.allclose(weights(plain.model), weights(fast.model), atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 100, 70, 33), (2, 512, 768, 2304), (2, 200, 64, 4096)])
-def test_fused_gram_norms_are_the_norms(dtype, shape):
-    n, positions, inputs, outputs = shape
-    a = torch.randn(n, positions, inputs, device="cuda").to(dtype)
-    g = torch.randn(n, positions, outputs, device="cuda").to(dtype)
-    wanted = torch.bmm(g.double().transpose(1, 2), a.double()).square().sum((1, 2))
-    found, lengths = (t.double() for t in gpu.gram_norms(a, g))
-    assert ((found - wanted) / wanted).abs().max() < 1e-5
-    bound = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1)
-    assert (lengths >= bound * (1 - 1e-4)).all()
-    assert (lengths <= bound * 10).all()
-
-
-def test_weighted_sums_leave_out_rows_of_factor_zero():
-    values = torch.randn(100, 3001, device="cuda").bfloat16()
-    values[7] = torch.nan
-    factors = torch.rand(100, device="cuda")
-    factors[7] = 0.0
-    wanted = factors.double() @ values.double().nan_to_num()
-    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-5)
-
-
-def test_weighted_sums_take_rows_in_any_layout():
-    values = torch.randn(300, 24, device="cuda").bfloat16().t()  # (24, 300), not contiguous
-    factors = torch.rand(24, device="cuda")
-    wanted = factors.double() @ values.double()
-    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (7, 300), (3, 1_000_003), (70_000, 130)], ids=str)
-def test_formed_gradients_are_squared_and_summed_in_double_precision(shape, dtype):
-    values = (torch.randn(shape, device="cuda") * 3).to(dtype)
-    factors = torch.rand(shape[0], device="cuda")
-    wanted = values.double().square().sum(1)
-    found = gpu.row_squares(values)
-    assert found.dtype == torch.float64
-    assert ((found - wanted) / wanted).abs().max() < 130 * 2.0**-24
-    exact = factors.double() @ values.double()
-    total = gpu.weighted_sum(values, factors.double(), double=True)
-    assert total.dtype == torch.float64
-    assert float((total - exact).norm()) <= 1e-14 * shape[0] * float(exact.norm() + 1)
 
 
 def test_steps_are_repeated_bit_for_bit(problem):
@@ -458,22 +412,6 @@ def test_sum_noise_and_update_in_one_graph_are_those_one_after_the_other(problem
     assert torch.allclose(*released, atol=1e-5)
     assert torch.allclose(*found, atol=1e-5)
     assert len(released[0].unique(dim=0)) == 80  # the noise is new at every replay
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_rows_are_taken_and_the_rest_is_zero(dtype):
-    from tacit.training.gpu.take_rows import take_rows
-
-    data = (10 * torch.randn(50, 3, 7, device="cuda")).to(dtype)
-    for room, count in ((8, 5), (8, 8), (8, 0), (1, 1), (700, 699)):
-        rows = torch.randint(0, 50, (room,), device="cuda")
-        wanted = torch.cat([rows, torch.tensor([count], device="cuda")])
-        target = torch.ones(room, 3, 7, device="cuda").to(dtype)
-        mask = torch.zeros(room, dtype=torch.bool, device="cuda")
-        take_rows(data, wanted, target, mask)
-        assert torch.equal(target[:count], data[rows[:count]])
-        assert not target[count:].any()
-        assert mask.tolist() == [place < count for place in range(room)]
 
 
 def test_a_loop_that_leaves_the_losses_to_loss_fn_takes_the_same_steps(problem):

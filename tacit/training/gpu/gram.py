@@ -150,7 +150,9 @@ def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
     batch, T, D = a.shape
     P = g.shape[2]
     bulk = _takes_bulk_copies(a) and _takes_bulk_copies(g)
-    tile, depth, warps, stages = _BULK if bulk else _shape(T, D + P, g.element_size())
+    tile, depth, warps, stages = (
+        _BULK if bulk else _shape(T, D + P, g.element_size(), is_even=_are_even(a, g))
+    )
     tiles = triton.cdiv(T, tile)
     pairs = tiles * (tiles + 1) // 2
     chunks = _chunks(batch * pairs, D, P)
@@ -197,17 +199,23 @@ def tile_for(T: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(T)))
 
 
-def _shape(T: int, features: int, item_size: int) -> tuple[int, int, int, int]:
+def _shape(T: int, features: int, item_size: int, *, is_even: bool) -> tuple[int, int, int, int]:
     """Return the launch settings (tile, depth, warps, stages) that were fastest on an H200.
 
     T is the number of positions, `features` the width of both factors together, and `item_size` the
-    bytes of a number.
+    bytes of a number. If numbers cannot be read in whole vectors, tiles are smaller, so that their
+    addresses fit in a thread's registers; those settings were chosen without a GPU.
     """
     if item_size == 4:
         return tile_for(T, 64), 32, 4, 3
     if T < 128 or features <= 1536:
         return tile_for(T, 64), 128, 8, 2
-    return 128, 64, 8, 3
+    return 128, 64 if is_even else 32, 8, 3
+
+
+def _are_even(*tensors: Tensor) -> bool:
+    """Return True if the kernel can read features of the tensors in whole vectors."""
+    return all(s % 16 == 0 for x in tensors for s in x.stride()[:2])
 
 
 _BULK = (128, 64, 8, 5)  # tile, depth, warps, stages: fastest on an H200 with bulk copies

@@ -206,7 +206,7 @@ def _state(
     held = [[state.get(name) for state in states] for name in names]
     # torch counts steps in float64 if that is the default dtype.
     if not all(
-        isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32
+        isinstance(t, Tensor) and t.device == parameters[0].device and t.dtype == torch.float32
         for column in held
         for t in column
     ):
