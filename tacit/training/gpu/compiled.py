@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
 from tacit.training.engines import bookkeeping
-from tacit.training.engines.bookkeeping import NonFinite, trace_for
+from tacit.training.engines.bookkeeping import NonFinite, confirmed_trace
 from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_pair import Traced, partition, start_processes
@@ -274,7 +274,8 @@ class CompiledSum:
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
-        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded))
+        examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
+        trace = confirmed_trace(examples, self.clip).trusted()
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
