@@ -149,6 +149,8 @@ def trace_for(examples: Examples, *, stale: Stale | None = None) -> Trace:
     """
     cached = _traces.setdefault(examples.model, OrderedDict()).get(signature(examples))
     trace = None if stale else cached
+    if isinstance(trace, Trace) and examples.rows in trace.square:
+        trace = None  # the shapes of this batch would not show another branch
     if trace is None:
         _keep_freed_memory()
         try:

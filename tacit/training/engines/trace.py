@@ -39,6 +39,14 @@ from tacit.training.tree import (
 
 SMALL, LARGE = 2, 3
 REORDERED = "the model changes the order of the examples"
+# What a program can read out of a tensor into Python, and then branch on.
+READS = frozenset(
+    {
+        *(getattr(Tensor, f"__{name}__") for name in ("bool", "int", "float", "index", "array")),
+        *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.is_nonzero, torch.is_nonzero),
+        *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose),
+    }
+)
 Shape = tuple[int, ...]
 # A parameter's name; for a tensor derived from shared ones, how it was derived.
 Label = str | tuple[Any, ...]
@@ -67,6 +75,9 @@ class Trace(NamedTuple):
     specs: Specs
     functions: frozenset[Callable[..., Any]]
     writes: frozenset[Callable[..., Any]]  # those of them that write into their first argument
+    # Numbers of rows at which another axis is as long as that of the examples, so that no shape
+    # would show if they changed places; empty if the program branches on no tensor.
+    square: frozenset[int]
 
     @property
     def is_confirmed(self) -> bool:
@@ -127,7 +138,8 @@ def trace_calls(examples: Examples, first: Tensor | None = None) -> Trace:
         many = losses[: len(few)].detach()
         _refuse_if_sizes_differ(examples, two, few.detach(), many)
     functions = frozenset(function for function, _ in specs)
-    return Trace(specs, functions, frozenset(filter(names_a_write, functions)))
+    square = frozenset(large.lengths if large.reads else ())
+    return Trace(specs, functions, frozenset(filter(names_a_write, functions)), square)
 
 
 @contextmanager
@@ -210,6 +222,8 @@ class _Compare(TorchFunctionMode):
         self.packed = PackedOrders()
         # By id of a result of a packed call: a function that puts its gradient in regular order.
         self.arranged: dict[int, Callable[[Tensor | None], Any]] = {}
+        self.reads = False  # whether the program has read a value out of a tensor
+        self.lengths: set[int] = set()  # of axes beside that of the examples
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -228,6 +242,7 @@ class _Compare(TorchFunctionMode):
         is_part = func is Tensor.__setitem__ and id(args[0]) not in self.labels
         if shared and (is_part or kwargs.get("out") is not None):
             raise Unsupported("a shared tensor is written into another one")
+        self.reads = self.reads or func in READS
         result = func(*args, **kwargs)
         results = results_in(result)
         self.packed.follow(func, args, result)
@@ -259,6 +274,10 @@ class _Compare(TorchFunctionMode):
         if func not in RAGGED:
             layouts = self._layouts(before.arguments, shapes)
         outputs = self._layouts(before.results, [tuple(r.shape) for r in results])
+        for shape, layout in zip(shapes, layouts, strict=True):
+            if layout is not None:
+                rest = {n for dim, n in enumerate(shape) if dim != layout.dim}
+                self.lengths |= rest | {n // layout.inner for n in rest}
         if any(outputs) and (any(layouts) or func in RAGGED):
             return CallSpec("site", layouts, outputs)
         if any(outputs):
