@@ -6,7 +6,6 @@
 import math
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -272,12 +271,11 @@ def adapted(choose: random.Random) -> Block:
 
 def checkpointed(choose: random.Random) -> Block:
     inner = choose.choice([dense, computed, attending, normalized])(choose)
-    return Block(
-        lambda m, h, n: checkpoint(partial(m.inner, lengths=None), h, use_reentrant=False)
-        if False
-        else checkpoint(lambda x: m.inner(x, n), h, use_reentrant=False),
-        inner=inner,
-    )
+
+    def run(m: Block, h: Tensor, lengths: Tensor) -> Tensor:
+        return checkpoint(lambda x: m.inner(x, lengths), h, use_reentrant=False)
+
+    return Block(run, inner=inner)
 
 
 def routed(choose: random.Random) -> Block:

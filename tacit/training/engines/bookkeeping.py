@@ -36,7 +36,7 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.engines.examples import Examples, total_squares
-from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
+from tacit.training.engines.trace import LARGE, CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import PULL_BACKS, RULES, generic
 from tacit.training.gradients.factored import (
     Dense,
@@ -171,6 +171,7 @@ def signature(examples: Examples) -> tuple[Any, ...]:
     device = tensors[0].device.type
     return (
         _identity(examples.loss_fn),
+        min(len(examples), LARGE),  # copies of fewer examples show less
         examples.views,
         tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
         tuple(p.requires_grad for p in examples.model.parameters()),

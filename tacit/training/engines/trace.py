@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import RAGGED, SPREADS
-from tacit.training.gradients.generic import names_a_write
+from tacit.training.gradients.generic import copied, names_a_write, without_write
 from tacit.training.gradients.recurrent import PackedOrders, arrangements, is_packed
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
@@ -105,7 +105,7 @@ class _Call(NamedTuple):
 def trace_calls(examples: Examples, first: Tensor | None = None) -> Trace:
     """Find where the model uses parameters on examples, for batches shaped like this one.
 
-    The examples that are run are the first ones of the batch, or those numbered `first`.
+    The first examples of the batch are run, or those numbered `first`.
 
     Raises
     ------
@@ -115,9 +115,11 @@ def trace_calls(examples: Examples, first: Tensor | None = None) -> Trace:
         The calls depend on the data, or arrange the examples in a way that no rule covers.
     """
     model, labels = examples.model, {id(p): name for name, p in examples.parameters.items()}
-    if first is None:
-        first = torch.arange(min(LARGE, len(examples)), device=examples.mask.device)
-    two, three = (first[torch.arange(n, device=first.device) % len(first)] for n in (SMALL, LARGE))
+    order = torch.arange(len(examples), device=examples.mask.device)
+    if first is not None:  # before all others: copies of one example would show no order
+        others = torch.ones_like(order, dtype=torch.bool).index_fill_(0, first, False)
+        order = torch.cat([first, order[others]])
+    two, three = (order[torch.arange(n, device=order.device) % len(order)] for n in (SMALL, LARGE))
     reverse = three.flip(0)
     with undisturbed(model):
         small = _Log()
@@ -243,8 +245,13 @@ class _Compare(TorchFunctionMode):
         if shared and (is_part or kwargs.get("out") is not None):
             raise Unsupported("a shared tensor is written into another one")
         self.reads = self.reads or func in READS
-        result = func(*args, **kwargs)
-        results = results_in(result)
+        is_write = torch.is_grad_enabled() and names_a_write(func) and id(args[0]) not in self.labels
+        if shared and is_write:
+            result, *results = _written(func, args, kwargs)
+            results = tuple(results)
+        else:
+            result = func(*args, **kwargs)
+            results = results_in(result)
         self.packed.follow(func, args, result)
         if shared and any(r.requires_grad for r in results):
             if is_packed(func, args):
@@ -303,6 +310,21 @@ class _Compare(TorchFunctionMode):
             if rest == 0 and large[dim] == inner * LARGE * self.views:
                 return Layout(dim, inner)
         raise Unsupported("a tensor's shape depends on the batch in an unknown way")
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Run an operation that writes into its first argument, as the engine does.
+
+    Return the argument and what was written, whose gradient autograd shows: of the argument, it
+    shows that of what is written last.
+    """
+    plain = without_write(func)
+    if plain is None:
+        raise Unsupported("an operation with a shared tensor writes into another tensor")
+    target, *others = args
+    before = target.clone()
+    made = others[0].expand_as(before) if plain is copied else plain(before, *others, **kwargs)
+    return target.copy_(made), made
 
 
 def _checked(run: _Compare, losses: Tensor, views: int) -> Specs:

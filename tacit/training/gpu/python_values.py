@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
@@ -160,6 +161,7 @@ class ReadValues(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func not in READS:
+            _refuse_lengths(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
         if any(t.requires_grad or gpu.is_traced(t) for t in args if isinstance(t, Tensor)):
             raise IncompatibleModel(
@@ -175,6 +177,15 @@ class ReadValues(TorchFunctionMode):
     def are_equal(found: Iterable[tuple[Getter, Any]]) -> bool:
         """Return whether all of these reads give what they gave."""
         return all(_read(again()) == before for again, before in found)
+
+
+def _refuse_lengths(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise for a call whose result has a size that only the numbers in a batch tell."""
+    is_bag = func is F.embedding_bag and (len(args) > 2 or kwargs.get("offsets") is not None)
+    if is_bag or getattr(func, "__name__", "") == "_pack_padded_sequence":
+        raise IncompatibleModel(
+            "packed sequences, and bags given by offsets, have lengths that only the batch tells"
+        )
 
 
 def _read(result: Any) -> Any:
