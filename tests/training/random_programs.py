@@ -64,7 +64,7 @@ def linear(**options: bool) -> nn.Linear:
     return nn.Linear(WIDTH, WIDTH, **options)
 
 
-# First blocks: (ids, x, lengths) -> (rows, length, WIDTH) ------------------------------------------
+# First blocks: (ids, x, lengths) -> (rows, length, WIDTH) -----------------------------------------
 
 
 def embedded(choose: random.Random) -> Block:
@@ -98,7 +98,7 @@ def numeric(choose: random.Random) -> Block:
     return Block(lambda m, i, x, n: m.l(x), l=linear())
 
 
-# Inner blocks: (h, lengths) -> h of the same shape -------------------------------------------------
+# Inner blocks: (h, lengths) -> h of the same shape ------------------------------------------------
 
 
 def dense(choose: random.Random) -> Block:
@@ -284,7 +284,9 @@ def routed(choose: random.Random) -> Block:
     def run(m: Block, h: Tensor, lengths: Tensor) -> Tensor:
         scores = m.r(h).softmax(-1)
         best = scores.argmax(-1, keepdim=True)
-        parts = [torch.where(best == i, scores[..., i : i + 1] * e(h), 0.0) for i, e in enumerate(m.e)]
+        parts = [
+            torch.where(best == i, scores[..., i : i + 1] * e(h), 0.0) for i, e in enumerate(m.e)
+        ]
         return sum(parts)
 
     return Block(run, r=nn.Linear(WIDTH, 2), e=nn.ModuleList([linear(), linear()]))
@@ -312,7 +314,7 @@ INNER = [
 ]
 
 
-# Last blocks and losses ----------------------------------------------------------------------------
+# Last blocks and losses ---------------------------------------------------------------------------
 
 
 def pooled(choose: random.Random) -> Block:
@@ -355,7 +357,9 @@ def flat_for_most(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 def one_by_one(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     out = model(*batch[:3])
-    return torch.stack([row[: 1 + int(y)].square().sum() for row, y in zip(out, batch[3], strict=True)])
+    return torch.stack(
+        [row[: 1 + int(y)].square().sum() for row, y in zip(out, batch[3], strict=True)]
+    )
 
 
 def with_a_penalty(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -53,6 +53,10 @@ Label = str | tuple[Any, ...]
 CallKey = tuple[Callable[..., Any], tuple[Label, ...]]
 
 
+# Whether gradients have shown in which order a call has the examples; "unused" if it gets none.
+Order = Literal["confirmed", "not confirmed", "unused"]
+
+
 class CallSpec(NamedTuple):
     """How one call uses shared tensors (parameters, or derived from parameters) and examples.
 
@@ -63,7 +67,7 @@ class CallSpec(NamedTuple):
     kind: Literal["site", "spread", "derived"]
     layouts: tuple[Layout | None, ...]  # of the tensor arguments
     outputs: tuple[Layout | None, ...]
-    order: Literal["confirmed", "not confirmed", "unused"] = "confirmed"  # of the examples
+    order: "Order" = "confirmed"  # of the examples
 
 
 Specs = dict[CallKey, list[CallSpec]]
@@ -245,7 +249,9 @@ class _Compare(TorchFunctionMode):
         if shared and (is_part or kwargs.get("out") is not None):
             raise Unsupported("a shared tensor is written into another one")
         self.reads = self.reads or func in READS
-        is_write = torch.is_grad_enabled() and names_a_write(func) and id(args[0]) not in self.labels
+        is_write = (
+            torch.is_grad_enabled() and names_a_write(func) and id(args[0]) not in self.labels
+        )
         if shared and is_write:
             result, *results = _written(func, args, kwargs)
             results = tuple(results)
@@ -376,7 +382,7 @@ class _Order(NamedTuple):
     """The order of examples in a tensor, None if its gradients contradict each; as `CallSpec`."""
 
     layout: Layout | None
-    order: Literal["confirmed", "not confirmed", "unused"]
+    order: Order
 
 
 def _candidates(layout: Layout) -> list[Layout]:
@@ -444,7 +450,9 @@ def _decline_if_reordered(layout: Layout, plain: Tensor, scaled: Tensor) -> None
 def _ordered(
     key: CallKey, spec: CallSpec, results: tuple[Tensor, ...], order: dict[int, _Order]
 ) -> CallSpec:
-    found = [order.get(id(r), _Order(o, "unused")) for r, o in zip(results, spec.outputs, strict=True)]
+    found = [
+        order.get(id(r), _Order(o, "unused")) for r, o in zip(results, spec.outputs, strict=True)
+    ]
     checked = [one.layout for one in found]
     for layout, before in zip(checked, spec.outputs, strict=True):
         if layout is None and before is not None:
@@ -457,7 +465,9 @@ def _ordered(
         for o in spec.layouts
     )
     orders = {one.order for one in found}
-    known = next((o for o in ("not confirmed", "confirmed") if o in orders), "unused")
+    known: Order = "confirmed" if "confirmed" in orders else "unused"
+    if "not confirmed" in orders:
+        known = "not confirmed"
     return CallSpec(spec.kind, layouts, tuple(checked), known)
 
 

@@ -59,9 +59,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     return total
 
 
-def with_values(
-    losses: "LossModule", values: dict[str, Tensor], batch: Batch
-) -> Tensor:
+def with_values(losses: "LossModule", values: dict[str, Tensor], batch: Batch) -> Tensor:
     """Return the losses with other values for the parameters, which are given by name.
 
     `functional_call` puts a module's own parameters back wrongly if the module has several names,

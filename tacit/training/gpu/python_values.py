@@ -61,8 +61,10 @@ class PythonValues:
 
     def name_of_change(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
         """Return the name of the first value that differs."""
-        pairs = zip(before, after, strict=False)
-        return next((b[0] for a, b in pairs if a is not b and a != b), "a value")
+        if len(before) == len(after):
+            pairs = zip(before, after, strict=True)
+            return next((b[0] for a, b in pairs if a is not b and a != b), "a value")
+        return next((new[0] for new in after if new not in before), "a value")
 
     def _address(self, tensor: Any) -> int:
         """Return the address of a tensor that a graph reads, 1 for another tensor, 0 for none."""
