@@ -368,6 +368,8 @@ class Intercept(TorchFunctionMode):
         before = target.clone()  # which the backward may need
         site.tensors = tuple(before if tensor is target else tensor for tensor in site.tensors)
         args = tuple(before if value is target else value for value in args)
+        if plain is generic.copied:
+            return target.copy_(plain(site, *args, **kwargs))
         return target.copy_(self._by_rule(site, spec, plain, args, kwargs))
 
     def _by_rule(

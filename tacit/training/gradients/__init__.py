@@ -48,7 +48,6 @@ RULES: dict[Callable[..., Any], Rule] = {
     Tensor.add: generic.add,
     Tensor.__add__: generic.add,
     Tensor.__radd__: generic.add,
-    generic.copied: generic.copied,
     **recurrent.RULES,
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolution.convolution),
     **dict.fromkeys(
