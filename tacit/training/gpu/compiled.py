@@ -39,7 +39,7 @@ from tacit.training.gpu.graph_replay import (
 )
 from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.gradients.site import Unsupported
+from tacit.training.gradients.site import Stale, Unsupported
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
@@ -338,6 +338,8 @@ def _compiling() -> Iterator[None]:
             raise
         kind = type(error).__name__
         reason = f"torch's compiler raised {kind}"
+        if isinstance(error, Stale):
+            reason = "the program uses its parameters in another way than when it was traced"
         if "DataDependent" in kind:
             reason = "what the program computes depends on values of the batch, such as lengths"
         raise NotCompiled(reason) from error
