@@ -27,11 +27,12 @@ from tacit.training.checkpoint import State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.ema import TailMean
-from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
+from tacit.training.engines.bookkeeping import Intercept, Tape, confirmed_trace
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
+from tacit.training.engines.trace import undisturbed
 from tacit.training.epochs import EpochLoops
-from tacit.training.gradients.site import Unsupported
+from tacit.training.gradients.site import Stale, Unsupported
 from tacit.training.key import randomness, reseed
 from tacit.training.lots import Lot
 from tacit.training.mixing import check_layers, norm_layers
@@ -374,7 +375,8 @@ class ForeignForward:
         batch = map_tensors(lambda tensor: tensor.to(self._device), batch)
         examples = Examples(self._model, loss_fn, batch, self.mask)
         try:
-            trace = trace_for(examples)
+            with undisturbed(self._model):
+                trace = confirmed_trace(examples, self.clip)
         except Unsupported:
             return
         tape = Tape(self._parameters, len(examples), self.clip, bounded=self._bounded)

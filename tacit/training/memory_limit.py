@@ -189,7 +189,7 @@ def zero_step(
         mask = torch.ones(rows, dtype=torch.bool, device=records.device)
         examples = Examples(model, loss_fn, batch, mask, views)
         if not traces:
-            traces.append(trace_calls(examples))
+            traces.append(trace_calls(examples).trusted())
         return bookkeeping.run(examples, clip, trace=traces[0])
 
     with gathered(model), undisturbed(model), randomness(0, records.device):

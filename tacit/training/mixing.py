@@ -437,7 +437,8 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def refuse_call(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Raise `IncompatibleModel` for a call that mixes examples or writes them into the model."""
-    if func is F.embedding and _argument("max_norm", 3, args, kwargs) is not None:
+    place = {F.embedding: 3, F.embedding_bag: 3}.get(func)
+    if place is not None and _argument("max_norm", place, args, kwargs) is not None:
         raise IncompatibleModel(
             "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
         )

@@ -363,6 +363,19 @@ def test_nothing_is_left_on_the_model(engine):
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_module_that_occurs_twice_keeps_its_parameters(engine):
+    torch.manual_seed(0)
+    layer, model = nn.Linear(5, 5), nn.Linear(5, 3)
+    tied = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(5, 5), model)
+    tied[4].weight = layer.weight
+    before = [(id(p), type(p)) for p in tied.parameters()]
+    for _ in range(2):  # a second sum would miss parameters that were replaced by the first one
+        found = clipped_sum(tied, cross_entropy, examples(), CLIP, engine=engine)
+        assert_equal(found, reference.looped(tied, cross_entropy, examples(), CLIP))
+        assert [(id(p), type(p)) for p in tied.parameters()] == before
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
 def test_nothing_is_left_on_the_model_after_an_error(engine):
     model, batch = network(), examples()
     before, parameters = state_of(model), list(model.parameters())
@@ -885,6 +898,7 @@ def test_dropout_is_no_statistic_of_the_batch():
     ("layer", "message"),
     [
         (nn.Embedding(9, 4, max_norm=0.1), "max_norm"),
+        (nn.Sequential(nn.EmbeddingBag(9, 4, max_norm=0.1), nn.Unflatten(1, (2, 2))), "max_norm"),
         (
             nn.Sequential(nn.Embedding(9, 4), nn.InstanceNorm1d(5, track_running_stats=True)),
             "track",
@@ -897,6 +911,17 @@ def test_layers_that_write_what_they_see_are_refused_before_they_do(layer, messa
     with pytest.raises(IncompatibleModel, match=message):
         clipped_sum(layer, loss, (torch.randint(0, 9, (6, 5)),), CLIP)
     assert all(torch.equal(value, values[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_with_sparse_gradients_has_the_sum_of_a_dense_one(engine, kind):
+    table = kind(9, 4, sparse=True)
+    loss = lambda model, batch: model(batch[0]).square().flatten(1).sum(1)  # noqa: E731
+    batch = (torch.randint(0, 9, (6, 5)),)
+    found = clipped_sum(table, loss, batch, CLIP, engine=engine)
+    dense = kind(9, 4, _weight=table.weight.detach().clone())
+    assert_equal(found, reference.looped(dense, loss, batch, CLIP))
 
 
 @pytest.mark.parametrize("engine", ["auto", "vmap"])

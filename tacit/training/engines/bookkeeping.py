@@ -36,7 +36,7 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.engines.examples import Examples, total_squares
-from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
+from tacit.training.engines.trace import LARGE, CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import PULL_BACKS, RULES, generic
 from tacit.training.gradients.factored import (
     Dense,
@@ -51,7 +51,7 @@ from tacit.training.gradients.factored import (
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.recurrent import PackedOrders, is_packed
-from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
+from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Stale, Unsupported
 from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import (
     LossFn,
@@ -63,6 +63,8 @@ from tacit.training.tree import (
 )
 
 TRACES_PER_MODEL = 256  # for example one for each length of sequence
+WRITTEN = "a tensor is written into after a layer has used it"
+_ATTEMPTS = 4  # to trace a batch, each with examples that the one before has found to matter
 # By model, then by what the trace depends on: the trace, or why there is none.
 _traces: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Trace | str]"] = WeakKeyDictionary()
 
@@ -72,10 +74,6 @@ and mask such examples only if there are any (waits for the device); always "mas
 activations, and a copy of them); or "ignore", where the caller looks at the norms and uses the sum
 only if all of them are finite.
 """
-
-
-class Stale(Exception):
-    """Raised when a cached trace of the model's calls does not fit the calls of this batch."""
 
 
 def run(
@@ -92,8 +90,9 @@ def run(
     whole function can be compiled. `nonfinite` may be a function of the bytes that a mask would
     have to pass over.
     """
-    for attempt in range(2):
-        known = trace or trace_for(examples, fresh=attempt > 0)
+    stale: Stale | None = None
+    for _ in range(_ATTEMPTS):
+        known = trace or trace_for(examples, stale=stale)
         tape = Tape(examples.parameters, examples.mask.shape[0], clip, bounded=examples.bounded)
         tape.check, tape.is_sparse = examples.check, examples.sparse
         try:
@@ -110,27 +109,54 @@ def run(
                     return total
                 views, mask = examples.views, examples.mask
                 return with_loss(total, examples.noisy_loss, losses, mask, views=views)
-        except Stale:
+        except Stale as error:
             if trace is not None:
                 raise
+            stale = error.with_traceback(None)  # which would hold the tensors of this attempt
         except Unsupported as reason:
             _remember(examples, reason.reason)
             raise
+        except RuntimeError as error:
+            # Autograd keeps other tensors of an ordinary layer, or fewer.
+            if "inplace" not in str(error):
+                raise
+            _remember(examples, WRITTEN)
+            raise Unsupported(WRITTEN) from error
     raise Unsupported("the model uses its parameters in another way on every batch")
 
 
 # Traces -------------------------------------------------------------------------------------------
 
 
-def trace_for(examples: Examples, *, fresh: bool = False) -> Trace:
-    """Return the trace of the model's calls for batches of this shape, cached with the model."""
-    trace = None
-    if not fresh:
-        trace = _traces.setdefault(examples.model, OrderedDict()).get(signature(examples))
+def confirmed_trace(examples: Examples, clip: Clip) -> Trace:
+    """Return a trace in which the order of the examples is known wherever a gradient arrives.
+
+    If the first examples do not show it, the sum of all of them is computed, which finds others.
+    """
+    trace = trace_for(examples)
+    if not trace.is_confirmed:
+        run(examples, clip)
+        trace = trace_for(examples)
+    if not trace.is_confirmed:
+        raise Unsupported("the loss of no example has a gradient at one of the layers")
+    return trace
+
+
+def trace_for(examples: Examples, *, stale: Stale | None = None) -> Trace:
+    """Return the trace of the model's calls for batches of this shape, cached with the model.
+
+    It is made again if the cached one was found `stale`.
+    """
+    cached = _traces.setdefault(examples.model, OrderedDict()).get(signature(examples))
+    trace = None if stale else cached
+    if isinstance(trace, Trace) and examples.rows in trace.square:
+        trace = None  # the shapes of this batch would not show another branch
     if trace is None:
         _keep_freed_memory()
         try:
-            trace = trace_calls(examples)
+            trace = trace_calls(examples, stale.rows if stale else None)
+            if isinstance(cached, Trace):
+                trace = trace.confirmed_by(cached)
         except Unsupported as reason:
             trace = reason.reason  # the exception itself would hold its frames, and so the batch
         _remember(examples, trace)
@@ -145,12 +171,24 @@ def signature(examples: Examples) -> tuple[Any, ...]:
     device = tensors[0].device.type
     return (
         _identity(examples.loss_fn),
+        min(len(examples), LARGE),  # copies of fewer examples show less
         examples.views,
         tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
         tuple(p.requires_grad for p in examples.model.parameters()),
-        tuple(module.training for module in examples.model.modules()),
+        tuple(flags_of(module) for module in examples.model.modules()),
+        flags_of(examples.loss_fn),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
     )
+
+
+def flags_of(holder: object) -> tuple[bool | str, ...]:
+    """Return the flags and strings that an object has as attributes, `training` among them.
+
+    A program may use the examples otherwise once a flag has changed, and a batch that is as long as
+    its sequences would not show it.
+    """
+    held = getattr(holder, "__dict__", {})
+    return tuple(value for value in held.values() if type(value) in (bool, str))
 
 
 def _remember(examples: Examples, trace: Trace | str) -> None:
@@ -167,14 +205,16 @@ def _identity(loss_fn: LossFn) -> tuple[Any, ...]:
     if code is None:
         return (type(loss_fn), id(loss_fn))
     cells = getattr(function, "__closure__", None) or ()
-    return (code, id(getattr(loss_fn, "__self__", None)), *(id(_content(cell)) for cell in cells))
+    return (code, id(getattr(loss_fn, "__self__", None)), *map(_content, cells))
 
 
 def _content(cell: Any) -> Any:
+    """Return a cache key for what a closure holds; a real number may be another at every step."""
     try:
-        return cell.cell_contents
+        content = cell.cell_contents
     except ValueError:  # not filled yet
         return None
+    return float if type(content) is float else id(content)
 
 
 @lru_cache(maxsize=1)
@@ -266,7 +306,7 @@ class Intercept(TorchFunctionMode):
             # Derived tensors are pulled back after the backward: a checkpointed block keeps theirs.
             with saved_tensors_hooks(_same, _same):
                 result = func(*args, **kwargs)
-            self._derive(DerivedCall(results_in(result), func, args, kwargs), shared, tensors)
+            self._derive(DerivedCall.of(result, func, args, kwargs), shared, tensors)
             return result
         return self._meet(spec, func, args, kwargs, tensors)
 
@@ -304,12 +344,33 @@ class Intercept(TorchFunctionMode):
             self.tape.count(tensors)
             self.is_checkpointed = self.is_checkpointed or _saved_tensors_are_hooked()
         site = self.tape.site(tensors, spec.layouts, output)
+        if spec.order != "confirmed":
+            site.doubts = self.tape.records
         if is_packed(func, args):
             site.order = self.packed.order_of(args[0])
         try:
+            if func in self.trace.writes:
+                return self._written(site, spec, func, args, kwargs)
             return self._by_rule(site, spec, func, args, kwargs)
         finally:
             site.forget_tensors()
+
+    def _written(
+        self, site: Site, spec: CallSpec, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Run an operation that writes into its first argument: compute the result, then copy it.
+
+        Autograd follows the copy, also into a part of a tensor.
+        """
+        plain, target = generic.without_write(func), args[0] if args else None
+        if plain is None or target is None or site.layout(target) is None:
+            raise Unsupported("an operation with a shared tensor writes into another tensor")
+        before = target.clone()  # which the backward may need
+        site.tensors = tuple(before if tensor is target else tensor for tensor in site.tensors)
+        args = tuple(before if value is target else value for value in args)
+        if plain is generic.copied:
+            return target.copy_(plain(site, *args, **kwargs))
+        return target.copy_(self._by_rule(site, spec, plain, args, kwargs))
 
     def _by_rule(
         self, site: Site, spec: CallSpec, func: Any, args: Any, kwargs: dict[str, Any]
@@ -329,6 +390,11 @@ class Intercept(TorchFunctionMode):
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor's memory was written into; 0 if torch does not show it."""
+    return getattr(tensor, "_version", 0)
 
 
 def _saved_tensors_are_hooked() -> bool:
@@ -368,6 +434,17 @@ class DerivedCall(NamedTuple):
     function: Any
     args: Any
     kwargs: dict[str, Any]
+    versions: tuple[int, ...]  # of its tensors when the call returned
+
+    @staticmethod
+    def of(result: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> "DerivedCall":
+        """Return the call of `function` that has just returned `result`."""
+        made = DerivedCall(results_in(result), function, args, kwargs, ())
+        return made._replace(versions=made.present_versions())
+
+    def present_versions(self) -> tuple[int, ...]:
+        """Return the present versions of the tensors; others mean that one was written into."""
+        return tuple(map(version_of, (*self.results, *tensors_in(self.args, self.kwargs))))
 
 
 class Tape:
@@ -394,6 +471,7 @@ class Tape:
         self.groups = group_of(clip, list(parameters))
         self.anchor = torch.zeros((), requires_grad=True)
         self.uses: Counter[int] = Counter()
+        self.versions: dict[int, int] = {}  # of tensors when the examples first met them
         self.waiting: dict[int, list[FactoredGradient]] = {}
         self.derived: list[DerivedCall] = []
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
@@ -415,7 +493,14 @@ class Tape:
         self, tensors: tuple[Tensor, ...], layouts: tuple[Layout | None, ...], output: Layout
     ) -> Site:
         """Return what a layer rule needs for one call: its tensors and where they hold examples."""
+        for tensor in tensors:
+            if self.is_shared(tensor):
+                self.versions.setdefault(id(tensor), version_of(tensor))
         return Site(self.examples, tensors, layouts, output, self.is_shared, self.add, self.anchor)
+
+    def records(self) -> bool:
+        """Return whether gradients are collected now: not those that the loss itself takes."""
+        return self.is_open
 
     def is_shared(self, tensor: Tensor | None) -> bool:
         """Return whether `tensor` is a trainable parameter or derived from parameters."""
@@ -519,6 +604,11 @@ class Tape:
             for result in made.results:
                 if gradients := self.waiting.pop(id(result), None):
                     pull_back = PULL_BACKS.get(made.function, generic.pull_back)
+                    if made.versions != made.present_versions():
+                        pull_back = generic.pull_back_by_autograd
+                    version = version_of(result)
+                    if self.versions.get(id(result), version) != version:
+                        raise Unsupported(WRITTEN)
                     found = pull_back(made, result, combine(gradients), self.parameters)
                     for tensor, gradient in found:
                         self.waiting.setdefault(id(tensor), []).append(gradient)

@@ -32,8 +32,8 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
         with torch.enable_grad():
             loss = one.losses().mean()
             found = _gradient(loss, list(parameters.values()))
-        gradients = {
-            name: (torch.zeros_like(p) if g is None else g).unsqueeze(0)
+        gradients = {  # that of an embedding table may be sparse
+            name: (torch.zeros_like(p) if g is None else g.to_dense()).unsqueeze(0)
             for (name, p), g in zip(parameters.items(), found, strict=True)
         }
         part = clip_and_sum(gradients, clip, one.mask)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,7 +30,13 @@ from torch.overrides import TorchFunctionMode
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.engines.examples import as_views, clip_and_sum
-from tacit.training.engines.vmap import Decompose, LossModule, depends_on, examples_at_once
+from tacit.training.engines.vmap import (
+    Decompose,
+    LossModule,
+    depends_on,
+    examples_at_once,
+    with_values,
+)
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
 from tacit.training.noisy_loss import NoisyLoss, with_loss
@@ -174,9 +180,9 @@ class TracedLotSum:
         values = {name: p.detach().clone() for name, p in parameters.items()}
 
         def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
-            leaves = {f"model.{n}": v.detach().requires_grad_() for n, v in values.items()}
+            leaves = {name: v.detach().requires_grad_() for name, v in values.items()}
             with torch.enable_grad():
-                loss = functional_call(losses, leaves, (self.batch(rows),)).mean()
+                loss = with_values(losses, leaves, self.batch(rows)).mean()
                 if depends_on(loss, parameters.values()):
                     raise IncompatibleModel(_REFUSAL.format(_HELD))
                 found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)

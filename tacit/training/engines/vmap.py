@@ -59,6 +59,22 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     return total
 
 
+def with_values(losses: "LossModule", values: dict[str, Tensor], batch: Batch) -> Tensor:
+    """Return the losses with other values for the parameters, which are given by name.
+
+    `functional_call` puts a module's own parameters back wrongly if the module has several names,
+    so each module is named once, and each place of a tied parameter by itself.
+    """
+    names = {id(p): name for name, p in losses.model.named_parameters()}
+    replaced = {
+        f"{prefix}.{own}": values[names[id(p)]]
+        for prefix, module in losses.named_modules()
+        for own, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if names.get(id(p)) in values
+    }
+    return functional_call(losses, replaced, (batch,), tie_weights=False)
+
+
 def depends_on(result: Tensor, parameters: Iterable[nn.Parameter]) -> bool:
     """Return whether autograd would pass a gradient of `result` on to one of `parameters`.
 
@@ -110,8 +126,7 @@ def _per_example(
     losses = LossModule(model, loss_fn, views)
 
     def loss(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
-        replaced = {f"model.{name}": value for name, value in values.items()}
-        return functional_call(losses, replaced, (rebuild(rows),)).mean()
+        return with_values(losses, values, rebuild(rows)).mean()
 
     return vmap(grad_and_value(loss), in_dims=(None, 0), randomness="different")
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
 from tacit.training.engines import bookkeeping
-from tacit.training.engines.bookkeeping import NonFinite, trace_for
+from tacit.training.engines.bookkeeping import NonFinite, confirmed_trace
 from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_pair import Traced, partition, start_processes
@@ -37,9 +37,9 @@ from tacit.training.gpu.graph_replay import (
     Step,
     report,
 )
-from tacit.training.gpu.python_values import PythonValues
+from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.gradients.site import Unsupported
+from tacit.training.gradients.site import Stale, Unsupported
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class CompiledSum:
         self._modules = list(model.modules())
         self._values = PythonValues(model, loss_fn)
         self._known_values: list[tuple[Any, ...]] = []
+        self._reads: list[tuple[Callable[[], Any], Any]] = []  # see `ReadValues`
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
@@ -130,6 +131,7 @@ class CompiledSum:
         `weights` is 0 for rows that are padding. With `reuse`, the result may be in memory that the
         next call overwrites.
         """
+        self._check_reads()
         mask = weights if weights.dtype == torch.bool else weights > 0
         graphs = self._in_lot()
         runs, traced, tensors = self._graphs_for(graphs, batch, mask)
@@ -159,6 +161,7 @@ class CompiledSum:
         prepared: `deferred` is then the replay that computes it, which is left to the caller. A
         model that draws random numbers is not deferred: their seed is set for this call.
         """
+        self._check_reads()
         graphs = self._in_lot()
         if microbatch.rows not in graphs.of_rows:
             batch, mask = _padded(microbatch)
@@ -251,6 +254,9 @@ class CompiledSum:
             with undisturbed(self.model), _compiling():
                 traced = self._traced(batch, mask, tensors)
             graphs.traced.append(traced)
+            if self._known_values:  # from now on with the tensors that this graph reads
+                self._known_values[-1] = self._values()
+            self._graphs[self._state()] = of_state
             self.has_fixed_rows = self.has_fixed_rows or len(graphs.traced) > _MOST_TRACES
         return graphs.runs, traced, tensors
 
@@ -258,6 +264,14 @@ class CompiledSum:
         """Note whether a trace, which is compiled now, serves one number of rows only."""
         is_free = traced.rows is None or traced.rows.are_free()
         self.has_fixed_rows = self.has_fixed_rows or not is_free
+
+    def _check_reads(self) -> None:
+        """Raise if a tensor has changed out of which the program has read a Python number."""
+        if not ReadValues.are_equal(self._reads):
+            raise NotCompiled(
+                "the program reads a Python number out of a tensor that changes. Use the tensor "
+                "itself, which a compiled step reads anew each time"
+            )
 
     def _check_values(self) -> None:
         """Raise if the Python values that the program reads keep changing, each time anew."""
@@ -274,7 +288,8 @@ class CompiledSum:
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
-        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded))
+        examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
+        trace = confirmed_trace(examples, self.clip).trusted()
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
@@ -288,7 +303,8 @@ class CompiledSum:
             total: list[Tensor] = []
 
             def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-                losses = self.loss_fn(model, batch)
+                with reads:
+                    losses = self.loss_fn(model, batch)
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
@@ -298,9 +314,12 @@ class CompiledSum:
             found = bookkeeping.run(examples, clip, trace=trace, nonfinite=choose)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
+        reads = ReadValues()
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
         traced = partition(joint, example)
+        self._values.watch(traced.constants)
+        self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
 
 
@@ -317,7 +336,12 @@ def _compiling() -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = f"torch's compiler raised {type(error).__name__}"
+        kind = type(error).__name__
+        reason = f"torch's compiler raised {kind}"
+        if isinstance(error, Stale):
+            reason = "the program uses its parameters in another way than when it was traced"
+        if "DataDependent" in kind:
+            reason = "what the program computes depends on values of the batch, such as lengths"
         raise NotCompiled(reason) from error
 
 

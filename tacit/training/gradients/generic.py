@@ -37,6 +37,11 @@ CASTS = (
     Tensor.contiguous,
     Tensor.clone,
 )
+# `x += y` calls `__iadd__`, which writes what `__add__` returns.
+_IN_PLACE = {
+    f"__i{name}__": f"__{name}__"
+    for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
+}
 TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]  # descriptors
 
 
@@ -147,6 +152,28 @@ def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
     return _Sum(site, shared).apply(None, expanded)
 
 
+def copied(site: Site, input: Tensor, value: Tensor, *_: Any) -> Tensor:
+    """Return `value`, which is shared, in the shape of `input`, into which it will be written."""
+    if not site.is_shared(value):
+        raise Unsupported("an operation with a shared tensor writes into another tensor")
+    return spread_to(site, value, input.shape)
+
+
+def names_a_write(function: Callable[..., Any]) -> bool:
+    """Return whether the name of a function says that it writes into its first argument."""
+    name = getattr(function, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def without_write(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the function that computes what `function` writes into its first argument, if any."""
+    name = function.__name__
+    if name in ("copy_", "fill_"):
+        return copied
+    home = Tensor if getattr(Tensor, name, None) is function else torch
+    return getattr(home, _IN_PLACE.get(name, name[:-1]), None)
+
+
 def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     """Compute `input + other`, one of them shared; its backward collects per-example gradients."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or alpha != 1:
@@ -196,7 +223,7 @@ def pull_back(
     elif made.function is F.embedding and len(made.args) > 1 and not _depends_on_batch(made):
         yield made.args[1], _looked_up(made, gradient)
     else:
-        yield from _by_autograd(result, gradient, parameters)
+        yield from pull_back_by_autograd(made, result, gradient, parameters)
 
 
 def _is_transpose(made: Any) -> bool:
@@ -233,9 +260,10 @@ def _looked_up(made: Any, gradient: FactoredGradient) -> TableRows:
     return TableRows(ids, values, table.shape[0])
 
 
-def _by_autograd(
-    tensor: Tensor, gradient: FactoredGradient, parameters: dict[str, nn.Parameter]
+def pull_back_by_autograd(
+    _made: Any, tensor: Tensor, gradient: FactoredGradient, parameters: dict[str, nn.Parameter]
 ) -> Iterator[tuple[Tensor, FactoredGradient]]:
+    """Yield (parameter, its per-example gradients) as `pull_back`, from autograd's own graph."""
     leaves = list(parameters.values())
     try:
         with torch.enable_grad():

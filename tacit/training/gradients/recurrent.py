@@ -575,7 +575,7 @@ def _all_steps_backward(
     if dzx[0] is dzh[0]:
         dzh = []
     of_steps = (torch.stack(d[::-1]) if d else grad.new_empty(0) for d in (dzx, dzh, projected))
-    return [*of_steps, dh, *rest]
+    return [*of_steps, *(d.contiguous() for d in (dh, *rest))]
 
 
 @_all_steps_backward.register_fake
@@ -592,8 +592,8 @@ def _(
     steps, rows, _ = grad.shape
     dzx = grad.new_empty(steps, rows, w_hh.shape[0])
     dzh = torch.empty_like(dzx) if name == "gru" else grad.new_empty(0)
-    projected = grad.new_empty(0) if w_hr is None else torch.empty_like(grad)
-    return [dzx, dzh, projected, *(torch.empty_like(s) for s in state)]
+    projected = grad.new_empty(0) if w_hr is None else grad.new_empty(grad.shape)
+    return [dzx, dzh, projected, *(s.new_empty(s.shape) for s in state)]
 
 
 @contextmanager

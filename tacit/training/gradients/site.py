@@ -32,6 +32,17 @@ class Unsupported(IncompatibleModel):
         self.reason = reason
 
 
+class Stale(Exception):
+    """Raised when a cached trace of the model's calls does not fit the calls of this batch.
+
+    `rows` are the examples, by number, with which to trace the calls again; None for any.
+    """
+
+    def __init__(self, rows: Tensor | None = None) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 class Declined(Exception):
     """Raised by a layer rule that does not cover a call; the generic rule then handles it."""
 
@@ -94,6 +105,9 @@ class Site:
         detached, so without it autograd might skip the backward.
     order
         Order of the examples in a packed sequence, None for that of the batch.
+    doubts
+        Set if the trace has not seen gradients that confirm the layouts. Then a gradient other than
+        zero raises `Stale` whenever this function returns True.
     """
 
     examples: int
@@ -104,6 +118,19 @@ class Site:
     collect: "Callable[[Tensor, FactoredGradient], None]"
     anchor: Tensor
     order: Tensor | None = None
+    doubts: Callable[[], bool] | None = None
+
+    def check_order(self, gradient: Tensor) -> None:
+        """Raise `Stale` for a gradient of the output, unless it is zero or the order is known."""
+        if not (self.doubts and self.doubts()) or not bool(gradient.any()):
+            return
+        places = [self.output.dim, *range(gradient.dim())]
+        dim = next((d for d in places if gradient.shape[d] % self.examples == 0), None)
+        if dim is None:
+            raise Stale
+        rows = gradient.unflatten(dim, (self.examples, -1)).movedim(dim, 0).flatten(1)
+        used = (rows.isfinite().all(1) & (rows != 0).any(1)).nonzero().flatten()
+        raise Stale(used if len(used) else None)
 
     def layout(self, tensor: Tensor) -> Layout | None:
         """Return the layout of an argument of the call, None if the argument holds no examples."""
@@ -182,6 +209,9 @@ class _OperationFunction(torch.autograd.Function):
         # derivatives (`create_graph=True`) would silently lose that part of its gradient.
         if torch.is_grad_enabled():
             raise Unsupported("the loss differentiates the model itself")
+        if ctx.operation.site.doubts is not None:
+            for g in grads:
+                ctx.operation.site.check_order(g)
         needs = ctx.needs_input_grad[2:]
         found = ctx.operation.backward(ctx.saved_tensors, needs, *grads)
         # The shared tensors were detached, so whatever autograd still needs a gradient for must

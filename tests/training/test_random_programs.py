@@ -1,0 +1,82 @@
+"""Random small programs: every engine gives the sum of the loop, batch after batch.
+
+In between, parameters and modes change, so a trace that was cached may no longer fit.
+"""
+
+import warnings
+
+import pytest
+import torch
+from looped_reference import relative_error
+from random_programs import random_program
+
+from tacit.training import Flat, clipped_sum
+from tacit.training.gpu.compiled import CompiledSum, NotCompiled
+from tacit.training.gradients.site import Unsupported
+
+CLIP = Flat(0.3)
+WAYS = [{"engine": "auto"}, {"engine": "auto", "chunk": 2}, {"engine": "vmap"}]
+
+
+def check(seed):
+    """Compare the engines on a program of one seed; return which ones took all batches."""
+    views = 1 + (seed % 5 == 0)
+    program = random_program(seed, views=views)
+    options = {"augmentations": views}
+    for batch, change in zip(program.batches, program.changes, strict=True):
+        change()
+        options["weights"] = (torch.rand(len(batch[0]) // views) < 0.8).float()
+        task = program.model, program.loss_fn, batch, CLIP
+        expected = clipped_sum(*task, engine="loop", **options)
+        for way in WAYS:
+            try:
+                found = clipped_sum(*task, **way, **options)
+            except Unsupported:
+                assert way["engine"] == "vmap", (seed, program.names)
+                continue
+            assert_equal(found, expected, (seed, program.names, way))
+
+
+def assert_equal(found, expected, label):
+    """Compare two sums; both may be zero."""
+    if any(bool(total.any()) for total in expected.sums.values()):
+        assert relative_error(found.sums, expected.sums) < 1e-7, label
+    else:
+        assert not any(bool(total.any()) for total in found.sums.values()), label
+    assert torch.equal(found.within, expected.within), label
+
+
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+@pytest.mark.parametrize("seed", [1, 11, 21, 43])
+def test_every_engine_gives_the_sum_of_the_loop(seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+@pytest.mark.parametrize("tens", range(100, 130))
+def test_so_it_does_for_many_programs(tens):
+    for seed in range(10 * tens, 10 * tens + 10):
+        check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_a_compiled_program_gives_the_sum_of_the_loop_or_says_why_not(seed):
+    views = 1 + (seed % 5 == 0)
+    program = random_program(seed, views=views)
+    compiled = CompiledSum(program.model, program.loss_fn, CLIP, augmentations=views)
+    for batch, change in zip(program.batches, program.changes, strict=True):
+        change()
+        weights = (torch.rand(len(batch[0]) // views) < 0.8).float()
+        task = program.model, program.loss_fn, batch, CLIP
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # raised inside the compiler
+            expected = clipped_sum(*task, engine="loop", weights=weights, augmentations=views)
+            compiled.begin()
+            try:
+                found = compiled(batch, weights)
+            except NotCompiled:  # with a reason; some are torch's own errors
+                return
+        assert compiled.all_finite()
+        assert_equal(found, expected, (seed, program.names))
