@@ -78,12 +78,16 @@ _PATIENCE = 60.0  # seconds: a process that another thread has just forked holds
 
 
 class Progress(NamedTuple):
-    """Public state of a run after a step; `is_measured` says whether `metric` is new."""
+    """Public state of a run after a step; `is_measured` says whether `metric` is new.
+
+    `doing` names work before the first step or after the last one.
+    """
 
     step: int
     steps: int
     metric: Metric
     is_measured: bool
+    doing: str = ""
 
 
 OnProgress = Callable[[Progress], None]

@@ -44,15 +44,22 @@ def root(tmp_path_factory):
         (folder / name).write_text("\n".join(["label\ttext\twho", *rows(n)]))
     public = [row.split("\t")[1] for row in rows(80)] + [DIGITS] * 20
     (folder / "public.txt").write_text("\n".join(public))
+    for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
+        made = _materials(recipe(config), folder)
+        made.model(0).save_pretrained(folder / name)
+        made.tokenizer.save_pretrained(folder / name)
     return folder
 
 
 def recipe(config=LLAMA, *, text=None, finetune=None, model=None, **sections):
+    """Return a recipe of a model with random weights; with LoRA, those that `root` has saved."""
+    own = {"tokenizer_text": "public.txt", "tokenizer_size": 300, "config": config}
+    if (finetune or {}).get("train") == "lora" and "path" not in (model or {}):
+        own = {"path": config["model_type"]}
     given = {
         "method": "finetune",
         "text": {"path": "train.tsv", "length": 12} | (text or {}),
-        "language_model": {"tokenizer_text": "public.txt", "tokenizer_size": 300, "config": config}
-        | (model or {}),
+        "language_model": own | (model or {}),
         "finetune": {"epochs": 1, "batch_size": 60} | (finetune or {}),
         "privacy": {"epsilon": 8.0, "delta": 1e-4},
         "run": {"seed": 0, "checkpoint_seconds": 0.0},
@@ -67,7 +74,7 @@ CLASSES = {"classes": ["0", "1"], "public_test": "test.tsv"}
 
 def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     chosen = recipe(
-        text={"public_test": "test.tsv", "is_public": True},
+        text={"public_test": "test.tsv", "is_public": True, "length": 48},
         canaries={"count": 2, "references": 20, "repeats": 2},
         samples={"count": 1, "prompts": ["the staff"], "tokens": 5},
     )
@@ -272,7 +279,7 @@ def test_a_missing_gpu_is_named_before_anything_is_paid(root, tmp_path):
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
     made = recipe(
-        text={"public_test": "test.tsv", "is_public": True},
+        text={"public_test": "test.tsv", "is_public": True, "length": 48},
         finetune={"train": train},
         canaries={"count": 2, "references": 20},
         samples={"count": 1, "tokens": 5},
