@@ -464,6 +464,8 @@ def step_growth(steps: int, bands: int) -> float:
 
     Correlated noise is larger than that in each step, and smaller in sums of steps.
     """
+    if bands == 1:
+        return 1.0
     deviations = step_deviations(optimal_bands(steps, min(bands, steps)), steps)
     return float(np.sqrt(np.mean(deviations**2)))
 

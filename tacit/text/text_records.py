@@ -80,11 +80,13 @@ def read_texts(
     found: list[Text] = []
     kinds: set[type] = set()  # of the persons' ids
     for row in rows:
-        if settings.person and (person := row[settings.person]) is not None:
-            kinds.add(float if isinstance(person, bool | int | float) else type(person))
-        given = {name: _plain(row[column], column, path) for name, column in wanted.items()}
-        if not settings.person or given["person"]:
-            found.append(Text(**given))
+        text = Text(**{name: _plain(row[column], column, path) for name, column in wanted.items()})
+        if settings.person:
+            if not text.person:
+                continue
+            is_number = isinstance(row[settings.person], bool | int | float)
+            kinds.add(float if is_number else str)
+        found.append(text)
     if len(kinds) > 1:
         raise ValueError(
             f"{path.name}: column {settings.person!r} must hold ids of one type: is the text '1' "

@@ -34,7 +34,8 @@ class TrainedWeights:
     >>> weights.require_moved()
     Traceback (most recent call last):
     tacit.text.trained_weights.UntrainedWeights: 1 of 2 trainable weights did not move in the first
-    steps: bias. Give the optimizer the trainable weights of the model that is trained.
+    steps: bias. Give the optimizer the trainable weights of the model that is trained, and a
+    learning rate that changes them.
     """
 
     def __init__(self, model: "nn.Module") -> None:
@@ -69,7 +70,7 @@ class TrainedWeights:
             raise UntrainedWeights(
                 f"{len(still)} of {len(self._weights)} trainable weights did not move in the first "
                 f"steps: {_some(still)}. Give the optimizer the trainable weights of the model "
-                "that is trained."
+                "that is trained, and a learning rate that changes them."
             )
 
     def require_counted(self, loss: Callable[[], "Tensor"]) -> None:
@@ -80,8 +81,11 @@ class TrainedWeights:
         import torch
 
         with torch.enable_grad():
+            value = loss()
+            if not bool(value.isfinite().all()):
+                raise _diverged("the loss")
             found = torch.autograd.grad(
-                loss().sum(), list(self._weights.values()), allow_unused=True
+                value.sum(), list(self._weights.values()), allow_unused=True
             )
         unused = [
             name
@@ -106,10 +110,7 @@ class TrainedWeights:
         with torch.no_grad():
             trained = output()
             if not bool(trained.isfinite().any()):
-                raise UntrainedWeights(
-                    f"{of} gives no finite number: training has diverged. Lower "
-                    "finetune.learning_rate."
-                )
+                raise _diverged(of)
             trained = trained.nan_to_num()
             unused = [
                 part
@@ -166,6 +167,13 @@ def require_saved(trained: "Tensor", loaded: "Tensor") -> None:
             "the saved files give a model with other outputs than the trained one: they do not "
             "hold all trained weights."
         )
+
+
+def _diverged(of: str) -> UntrainedWeights:
+    return UntrainedWeights(
+        f"{of} gives no finite number on public tokens: training has diverged. Start anew with a "
+        "lower learning rate."
+    )
 
 
 def _is_adapter(name: str) -> bool:
