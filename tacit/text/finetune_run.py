@@ -584,7 +584,8 @@ class FinetuneSession(Session):
             seconds=round(self.seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
-            files=dict.fromkeys((*files, INPUTS, SAMPLES, EXPOSURE), ""),  # hashed in `finish`
+            # To be hashed in `finish`, beside the weights:
+            files=dict.fromkeys((*(files.keys() - {weights}), INPUTS, SAMPLES, EXPOSURE), ""),
             records_per_person=dataset.records_per_person,
         )
         return folder.finish(facts, self.ledger)

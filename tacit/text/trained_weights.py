@@ -92,10 +92,15 @@ class TrainedWeights:
             for name, gradient in zip(self._weights, found, strict=True)
             if gradient is None or not bool(gradient.abs().max() > 0)
         ]
+        if any(g is not None and not bool(g.isfinite().all()) for g in found):
+            raise _diverged("the gradient of the loss")
         if unused:
+            advice = "Freeze them, or use them in the forward pass."
+            if len(unused) == len(self._weights):
+                advice = "Use the model that is trained, or lower a learning rate that is too high."
             raise UntrainedWeights(
                 f"the loss does not depend on {len(unused)} of {len(self._weights)} trainable "
-                f"weights: {_some(unused)}. Freeze them, or use them in the forward pass."
+                f"weights: {_some(unused)}. {advice}"
             )
 
     def require_used(self, output: Callable[[], "Tensor"], *, of: str) -> None:

@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(root, tmp_path):
     assert finetune(chosen, tmp_path / "a", root=root).created == resumed.created
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", one_fast(["full", "lora"], every=2))
 def test_correlated_noise_is_chosen_billed_shown_and_resumed(root, tmp_path, train):
     def kill(progress):
         if progress.step == 9:
@@ -221,7 +221,7 @@ def test_losses_by_sequence_and_by_token(root):
     np.testing.assert_allclose(losses["token"] * 12, losses["sequence"] * counted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", one_fast(["lora", "full"], every=2))
 def test_bfloat16_and_checkpointing(root, tmp_path, train):
     made = recipe(model={"bf16": True, "checkpointing": True}, finetune={"train": train})
     assert finetune(made, tmp_path, root=root).epsilon <= 8.0
@@ -519,7 +519,7 @@ def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):
         assert not folder.exists()  # so that the mended recipe may use it
 
 
-@pytest.mark.parametrize("changed", ["base", "public_test"])
+@pytest.mark.parametrize("changed", one_fast(["base", "public_test"], every=2))
 def test_a_run_does_not_go_on_with_other_public_files(root, tmp_path, changed):
     """Its checkpoint holds all weights, so its adapter would fit no model in the end."""
 
@@ -546,7 +546,7 @@ def test_a_run_does_not_go_on_with_other_public_files(root, tmp_path, changed):
 
 
 def test_a_diverged_run_ends_with_a_sentence(root, tmp_path):
-    with pytest.raises(UntrainedWeights, match="training has diverged"):
+    with pytest.raises(UntrainedWeights, match=r"diverged|learning rate that is too high"):
         finetune(recipe(finetune={"learning_rate": 1e30}), tmp_path, root=root)
 
 
@@ -566,7 +566,7 @@ def test_a_paid_score_of_no_text_or_of_undeclared_classes_raises_nothing(root, t
         chosen = next(one for n, one in held if n == n_held)
         facts = finetune(chosen, tmp_path / f"run{n_held}", root=tmp_path)
         assert facts.epsilon <= 8.0
-        assert facts.n_records == 4  # declared shares, whatever the coins say
+        assert facts.n_records == 5  # less a tenth, rounded, whatever the coins say
 
 
 def test_every_saved_file_is_in_the_certificate(root, tmp_path):
@@ -603,3 +603,37 @@ def test_work_before_and_after_the_steps_is_named(root, tmp_path):
     told = " | ".join(shown)
     for doing in ("reading the texts", "planning", "texts mix", "twin", "samples", "canary 1"):
         assert doing in told
+
+
+PLACES = ["reading the texts", "planning", "texts mix", "step 1", "step 2", "step 4", "twin",
+          "saving", "samples", "canary 2"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluation", ["none", "paid"])
+def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(root, tmp_path, evaluation):
+    is_paid = evaluation == "paid"
+    text = {"evaluation": evaluation, "is_public": True, "length": 48}
+    chosen = recipe(
+        text=text | ({} if is_paid else {"public_test": "test.tsv"}),
+        finetune={"train": "lora"},
+        canaries={"count": 2, "references": 20},
+        samples={"count": 1, "prompts": ["the staff"], "tokens": 3},
+    )
+
+    def kill_at(place):
+        def act(progress):
+            if place in (progress.doing or f"step {progress.step}"):
+                raise Killed
+
+        return act
+
+    for place in PLACES:
+        with pytest.raises(Killed):
+            finetune(chosen, tmp_path / "a", root=root, on_progress=kill_at(place))
+    resumed = finetune(chosen, tmp_path / "a", root=root)
+    whole = finetune(chosen, tmp_path / "b", root=root)
+    assert resumed.epsilon == whole.epsilon <= 8.0
+    assert resumed.model_sha256 == whole.model_sha256
+    assert resumed.files == whole.files
+    assert not verify_run(tmp_path / "a")
