@@ -89,6 +89,8 @@ def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     page = write_page(tmp_path).read_text()
     assert not verify_run(tmp_path)
     assert "mean exposure" in page
+    cost = facts.utility.mean - facts.utility.non_private[0].value
+    assert f"privacy costs {cost:.4f}" in page
     assert "the staff" in page
     found = json.loads((tmp_path / "exposure.json").read_text())
     assert set(found["models"]) == {"private", "without privacy"}
