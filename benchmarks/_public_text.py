@@ -130,7 +130,7 @@ def prepare(text: Path, packages: Path, out: Path) -> None:
     print(sizes, (out / _TOKENS).stat().st_size)
 
 
-def decoder(tokens: dict[str, int]) -> nn.Module:
+def decoder(tokens: dict[str, int], *, width: int = WIDTH, layers: int = LAYERS) -> nn.Module:
     """Return a Llama of at most 12 million weights, with tied embeddings and random weights.
 
     `tokens` holds the size of the vocabulary and the numbers of its special tokens.
@@ -139,14 +139,22 @@ def decoder(tokens: dict[str, int]) -> nn.Module:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=WIDTH, intermediate_size=11 * WIDTH // 4, num_hidden_layers=LAYERS,
-        num_attention_heads=WIDTH // 64, max_position_embeddings=256, tie_word_embeddings=True,
+        hidden_size=width, intermediate_size=11 * width // 4, num_hidden_layers=layers,
+        num_attention_heads=width // 64, max_position_embeddings=256, tie_word_embeddings=True,
         use_cache=False, **tokens,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
 
-def pretrain(folder: Path, out: Path, *, seconds: float, batch: int = BATCH) -> dict:
+def pretrain(
+    folder: Path,
+    out: Path,
+    *,
+    seconds: float,
+    batch: int = BATCH,
+    width: int = WIDTH,
+    layers: int = LAYERS,
+) -> dict:
     """Train the decoder for some seconds after its first step, and save it in half precision.
 
     The learning rate falls to 0 with the time. Returns what was done.
@@ -157,7 +165,7 @@ def pretrain(folder: Path, out: Path, *, seconds: float, batch: int = BATCH) -> 
     tokens = torch.from_numpy(np.frombuffer(raw, np.uint16).astype(np.int32)).to(device)
     held, training = tokens[: sizes["held"]], tokens[sizes["held"] :]
     named = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-    model = decoder({name: sizes[name] for name in named}).to(device)
+    model = decoder({name: sizes[name] for name in named}, width=width, layers=layers).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda"
     )
@@ -239,11 +247,14 @@ def main() -> None:
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     given = parser.parse_args()
     if given.part == "prepare":
         prepare(*given.paths)
     else:
-        pretrain(*given.paths, seconds=given.seconds, batch=given.batch)
+        size = {"width": given.width, "layers": given.layers}
+        pretrain(*given.paths, seconds=given.seconds, batch=given.batch, **size)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,10 @@ from tacit.text.language_model import (
 )
 from tacit.text.planner import FinetuningPlan, filled
 from tacit.text.text_records import Packing, Text, load_records, public_lines
+from tacit.text.token_sequences import TokenSequences
 from tacit.text.tokenizer import read_tokenizer, train_tokenizer
 from tacit.text.trained_weights import TrainedWeights, require_saved
-from tacit.training import AdamBC, Banded, Ranks, make_private
+from tacit.training import AdamBC, Banded, Ranks, Speed, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
@@ -235,6 +236,24 @@ class Materials:
         )
         return model.to(require_device(self.recipe))
 
+    def records(self) -> dict[str, Any]:  # Any: options of `make_private`
+        """Return the private texts as `make_private` takes them.
+
+        On a CPU, sequences come without padding. On a GPU steps are compiled, for one shape; and a
+        person's sequences need one.
+        """
+        ids, targets = self.training_tensors()
+        most = self.recipe.finetune.max_microbatch
+        if ids.is_cuda or self.dataset.persons is not None:
+            compile = "auto" if ids.is_cuda else False
+            return {"dataset": (ids, targets), "max_microbatch": most, "compile": compile}
+        sequences = TokenSequences(ids, targets, self.tokenizer.pad_token_id)
+        return {
+            "dataset": sequences,
+            "collate_fn": sequences.collate,
+            "speed": Speed(max_microbatch=most, compile=False, lengths=sequences.lengths),
+        }
+
     def training_tensors(self) -> tuple[Tensor, Tensor]:
         """Return the token ids and targets of the private texts on the recipe's device."""
         device = require_device(self.recipe)
@@ -247,6 +266,7 @@ class Materials:
             is_causal=self.is_causal,
             per=self.recipe.finetune.loss,
             pad=self.tokenizer.pad_token_id,
+            length=self.recipe.text.length,
             bf16=self.recipe.language_model.bf16,
         )
         with evaluating(model):
@@ -377,8 +397,8 @@ class FinetuneLoop:
         self.private = make_private(
             self.model,
             self.optimizer,
-            materials.training_tensors(),
-            self.loss,
+            loss_fn=self.loss,
+            **materials.records(),
             batch_size=plan.chosen.batch_size,
             steps=plan.chosen.steps,
             clip_norm=settings.clip_norm,
@@ -388,8 +408,6 @@ class FinetuneLoop:
             ledger=ledger,
             also=also,
             seed=recipe.run.seed,
-            max_microbatch=settings.max_microbatch,
-            compile="auto" if next(self.model.parameters()).is_cuda else False,
             noise=Banded(bands=plan.bands) if plan.bands > 1 else None,
         )
 

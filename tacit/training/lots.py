@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -130,8 +131,10 @@ class Lots:
         num_workers: int,
         rank: int = 0,
         ranks: int = 1,
+        lengths: NDArray[Any] | None = None,  # Any: numbers of any type
     ) -> None:
         self.records = records
+        self._lengths = lengths
         self.limit = limit
         self.padding = padding
         self._drawer = drawer
@@ -203,7 +206,12 @@ class Lots:
         return cut[0].rows if cut else 0
 
     def cut(self, indices: Indices) -> list[_Cut]:
-        """Split a lot's record indices into microbatches that fit in memory."""
+        """Split a lot's record indices into microbatches that fit in memory.
+
+        With `lengths`, records of like length come together. The sum over a lot has no order.
+        """
+        if self._lengths is not None:
+            indices = indices[self._lengths[indices].argsort(kind="stable")]
         return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]
 
     def _cut(self, indices: Indices) -> list[_Cut]:

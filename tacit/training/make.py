@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -78,6 +78,10 @@ class Speed:
         tens of seconds; later steps are faster than uncompiled ones. "auto" compiles on a GPU if
         the run has so many steps that it pays, says so before the first step, and runs the program
         as it is if it cannot be compiled. It never compiles on a CPU. See docs/speed.md.
+    lengths
+        A number for each record (with `users`, for each user), such as its number of tokens.
+        Microbatches then hold records of like lengths, so that a `collate_fn` which pads to the
+        longest of them pads little. Not for compiled steps, which are compiled for one shape.
     """
 
     max_microbatch: int | None = None
@@ -85,6 +89,7 @@ class Speed:
     num_workers: int = 0
     engine: str = "auto"
     compile: bool | Literal["auto"] = "auto"
+    lengths: Any = field(default=None, repr=False, compare=False)  # Any: a sequence; private
 
     def __post_init__(self) -> None:
         if self.max_microbatch is not None:
@@ -96,6 +101,11 @@ class Speed:
         if self.compile is True and self.engine not in ("auto", "bookkeeping"):
             raise ValueError(
                 f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
+            )
+        if self.lengths is not None and (self.static_shapes or self.compile is True):
+            raise ValueError(
+                "lengths must be left out with compile=True and static_shapes, whose microbatches "
+                "have one shape."
             )
 
     @property
@@ -260,6 +270,7 @@ def make_private(
     guard, unit = ErrorGuard(debug), unit_of(users)
     ledger = unit.ledger(ledger)
     records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
+    lengths = _lengths(speed, records)
     views = whole(augmentations=augmentations, least=1)
     loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
@@ -292,7 +303,7 @@ def make_private(
     options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
     options |= {"engine": speed.engine}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment))
+    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment, lengths))
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, augment)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
@@ -301,7 +312,8 @@ def make_private(
     how |= {"product_error": rounding.product_error}
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
-    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
+    of_lots = {"limit": ranks.least(limit), "workers": workers, "lengths": lengths}
+    lots = _lots(records, plan, key, ranks, speed, **of_lots)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
@@ -431,11 +443,10 @@ def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types
     """Return `speed`, or a `Speed` of the options in `given`; raise if both are used."""
     if speed is None:
         return Speed(**given)
-    for field in fields(Speed):
-        if given[field.name] != field.default:
-            raise ValueError(
-                f"{field.name} must be given in speed=Speed(...) or by itself, not in both."
-            )
+    defaults = {option.name: option.default for option in fields(Speed)}
+    for name, value in given.items():
+        if value != defaults[name]:
+            raise ValueError(f"{name} must be given in speed=Speed(...) or by itself, not in both.")
     return speed
 
 
@@ -507,8 +518,10 @@ def _traced_sum(
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     if loss_fn is None:
         raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
-    if speed.compile is True or speed.engine != "auto":
-        raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
+    if speed.compile is True or speed.engine != "auto" or speed.lengths is not None:
+        raise ValueError(
+            "isolation='strict' has its own engine: leave out engine, compile and lengths."
+        )
     state = ProgramState(model, loss_fn)
     try:
         return TracedLotSum(model, loss_fn, records, processes=speed.num_workers, **of_lot)
@@ -543,6 +556,7 @@ def _with_choice_of_compilation(
         and loss_fn is not None
         and isolation == "checked"
         and speed.engine in ("auto", "bookkeeping")
+        and speed.lengths is None
     )
     if not is_asked_for or saves < takes:
         return replace(speed, compile=False), ""
@@ -573,8 +587,11 @@ def _probe(
     loss_fn: LossFn | None,
     records: Records,
     augment: Callable[[Batch], Batch] | None,
+    lengths: np.ndarray | None,
 ) -> int:
     """Raise if examples influence each other; return the activation bytes of one, 1 if unknown.
+
+    With `lengths`, these are the bytes of one of the longest examples.
 
     What the program kept meanwhile is put back: what it sets by its first lot must be seen by the
     tests that follow.
@@ -582,6 +599,8 @@ def _probe(
     if loss_fn is None:
         return 1
     rows = np.arange(_PROBE_ROWS) % len(records)
+    if lengths is not None:
+        rows = lengths.argsort(kind="stable")[-1 - rows]
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
         needed = probe(model, loss_fn, records.widest(rows), records.device)
@@ -658,6 +677,7 @@ def _lots(
     *,
     limit: int,
     workers: int,
+    lengths: np.ndarray | None,
 ) -> Lots:
     padding = _padding(speed, plan, ranks, limit)
     return Lots(
@@ -669,4 +689,18 @@ def _lots(
         num_workers=workers,
         rank=ranks.rank,
         ranks=ranks.size,
+        lengths=lengths,
     )
+
+
+def _lengths(speed: Speed, records: Records) -> np.ndarray | None:
+    """Return the numbers by which a lot's records are ordered, one for each; None for no order."""
+    if speed.lengths is None:
+        return None
+    lengths = np.array(speed.lengths)
+    if lengths.shape != (len(records),) or lengths.dtype.kind not in "iuf":
+        raise ValueError(
+            "lengths must be one number for each record (each user, if users are given), got an "
+            f"array of {lengths.ndim} axes and type {lengths.dtype.name}, or of another length."
+        )
+    return lengths

@@ -95,7 +95,8 @@ def built(folder, *, train="full", task="classification", seed=0, **options):
     finetune = FinetuneSettings(task=task, train=train, **options)
     classes = ("no", "yes") if task == "classification" else ()
     model = build_model(settings, finetune, tokenizer, root=folder, classes=classes, seed=seed)
-    loss = SequenceLoss(is_causal=task == "causal", per="sequence", pad=tokenizer.pad_token_id)
+    own = {"pad": tokenizer.pad_token_id, "length": LENGTH}
+    loss = SequenceLoss(is_causal=task == "causal", per="sequence", **own)
     with evaluating(model):
         loss.probe(model, len(tokenizer), LENGTH)
     return model, loss, tokenizer
@@ -198,8 +199,20 @@ def test_an_encoder_cannot_learn_to_write(tokenizer, tmp_path):
     config = SMALL | {"model_type": "bert"}
     settings, finetune = LanguageModelSettings(config=config), FinetuneSettings(task="causal")
     model = build_model(settings, finetune, tokenizer, root=tmp_path, classes=(), seed=0)
-    loss = SequenceLoss(is_causal=True, per="token", pad=tokenizer.pad_token_id)
+    loss = SequenceLoss(is_causal=True, per="token", pad=tokenizer.pad_token_id, length=LENGTH)
     with pytest.raises(ValueError, match="depends on later tokens"):
+        loss.probe(model, len(tokenizer), LENGTH)
+
+
+def test_a_model_that_changes_with_the_longest_text_is_refused(tokenizer, tmp_path):
+    """A long text would change what the model makes of the short ones beside it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 3, **factors}
+    config = GROUPED | {"model_type": "llama", "rope_parameters": scaling | {"rope_theta": 1e4}}
+    settings, finetune = LanguageModelSettings(config=config), FinetuneSettings(task="causal")
+    model = build_model(settings, finetune, tokenizer, root=tmp_path, classes=(), seed=0)
+    loss = SequenceLoss(is_causal=True, per="token", pad=tokenizer.pad_token_id, length=LENGTH)
+    with pytest.raises(ValueError, match="the model's output"):
         loss.probe(model, len(tokenizer), LENGTH)
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import tacit
 from tacit.training import NoisyLoss, Speed, make
 
 
@@ -37,11 +38,56 @@ def test_an_option_given_twice_is_refused(problem, option):
         ({"max_microbatch": 0}, ValueError),
         ({"num_workers": 0.5}, TypeError),
         ({"compile": True, "engine": "vmap"}, ValueError),
+        ({"lengths": [1], "compile": True}, ValueError),
+        ({"lengths": [1], "static_shapes": True}, ValueError),
     ],
 )
 def test_wrong_speed_options_are_refused_at_once(options, error):
     with pytest.raises(error, match=next(iter(options))[:3]):
         Speed(**options)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [[1]] * 60, ["a"] * 60, [None] * 60])
+def test_lengths_that_are_not_one_number_for_each_record_are_refused(problem, lengths):
+    with pytest.raises(ValueError, match="lengths must be one number for each record"):
+        problem(n=60, speed=Speed(lengths=lengths))
+
+
+def test_strict_isolation_takes_no_lengths(problem):
+    with pytest.raises(ValueError, match="leave out engine, compile and lengths"):
+        problem(n=60, isolation="strict", speed=Speed(lengths=range(60)))
+
+
+def test_lengths_change_neither_price_nor_noise_and_the_sum_by_rounding_alone(problem):
+    weights, cases = [], []
+    for lengths in (None, [7 * i % 13 for i in range(60)]):
+        case = problem(n=60, seed=1, speed=Speed(max_microbatch=5, lengths=lengths))
+        for lot in case.private:
+            case.private.step(lot)
+        weights.append(torch.cat([p.detach().flatten() for p in case.model.parameters()]))
+        cases.append(case.private)
+    assert cases[0].event == cases[1].event
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_microbatch_is_measured_on_the_longest_records(monkeypatch):
+    probed = []
+    monkeypatch.setattr(make, "probe", lambda model, loss_fn, batch, _: probed.append(batch) or 1)
+    model = torch.nn.Linear(1, 1, bias=False)  # so that padding adds nothing
+    records = [torch.ones(1 + i % 9) for i in range(60)]
+    tacit.make_private(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        records,
+        lambda model, batch: model(batch.unsqueeze(2)).sum((1, 2)),
+        batch_size=10,
+        steps=1,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        collate_fn=lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        speed=Speed(lengths=[len(row) for row in records]),
+    )
+    assert [batch.shape for batch in probed] == [(3, 9)]
 
 
 def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem, capsys):
