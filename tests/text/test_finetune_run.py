@@ -627,4 +627,5 @@ def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(root, tmp_path,
     assert resumed.epsilon == whole.epsilon <= 8.0
     assert resumed.model_sha256 == whole.model_sha256
     assert resumed.files == whole.files
+    write_page(tmp_path / "a")
     assert not verify_run(tmp_path / "a")
