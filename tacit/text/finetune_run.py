@@ -14,7 +14,6 @@ peft load it, and
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -28,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._untrusted import read_json
 from tacit.datasets import Dataset
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP
@@ -57,7 +55,6 @@ from tacit.experiments import (
     lost_touch,
     majority_share,
     pay_once,
-    require_device,
     rng_of,
     sampling_in_words,
     score_classes,
@@ -65,12 +62,10 @@ from tacit.experiments import (
     users_of,
 )
 from tacit.mechanisms import optimal_bands, step_deviations
-from tacit.text.exposure import CHANCE, Canary, exposures, make_canaries
+from tacit.text.exposure import CHANCE, exposures
 from tacit.text.language_model import (
     Files,
     Scores,
-    SequenceLoss,
-    build_model,
     evaluating,
     perplexity,
     read_back,
@@ -78,12 +73,11 @@ from tacit.text.language_model import (
     score,
     write_text,
 )
+from tacit.text.materials import Materials, keep_inputs, read_materials
 from tacit.text.planner import FinetuningPlan, filled
-from tacit.text.text_records import Packing, Text, load_records, public_lines
-from tacit.text.token_sequences import TokenSequences
-from tacit.text.tokenizer import read_tokenizer, train_tokenizer
+from tacit.text.text_records import Text
 from tacit.text.trained_weights import TrainedWeights, require_saved
-from tacit.training import AdamBC, Banded, Ranks, Speed, make_private
+from tacit.training import AdamBC, Banded, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
@@ -115,7 +109,7 @@ def finetune(
         ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
         place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
         told(Progress(0, 1, {}, is_measured=False, doing="reading the texts"))
-        materials = _materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
+        materials = read_materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
         planned = _evaluation_plan(recipe)
         told(Progress(0, 1, {}, is_measured=False, doing="reading the model"))
         is_new = ranks.on_first(lambda: not (folder / RECIPE).is_file())
@@ -128,7 +122,7 @@ def finetune(
 
         if (finished := begin_run(folder, recipe, place, ranks, verb="finetune")) is not None:
             return finished
-        ranks.on_first(lambda: _keep_inputs(folder, materials))
+        ranks.on_first(lambda: keep_inputs(folder, materials))
         if on_plan is not None and ranks.rank == 0:
             on_plan(plan)
         budget = None if planned or recipe.privacy.ledger else recipe.privacy.budget
@@ -167,203 +161,6 @@ def _tried(materials: "Materials", *, is_new: bool) -> int:
         return Banded().most_bands
     trained = (p.numel() for p in model.parameters() if p.requires_grad)
     return Banded().limited_by_memory(sum(trained)).most_bands
-
-
-def _keep_inputs(folder: RunFolder, materials: "Materials") -> None:
-    """Write hashes of the public files of a new run; raise if those of an interrupted one changed.
-
-    A checkpoint holds all weights. So a run that goes on with another base model would end with an
-    adapter that fits neither.
-    """
-    found = dict(_inputs(materials))
-    path = folder / INPUTS
-    if not path.is_file():
-        folder.write(INPUTS, json.dumps(found, indent=2) + "\n")
-        return
-    stored = read_json(path)
-    changed = sorted(n for n in found.keys() | stored.keys() if found.get(n) != stored.get(n))
-    if changed:
-        raise ValueError(
-            f"{', '.join(changed)} changed since the run in {folder.path} was begun. Restore what "
-            "was there, or start anew with --out."
-        )
-
-
-def _inputs(materials: "Materials") -> Iterator[tuple[str, str]]:
-    """Yield the settings that name public files, each with a hash of these files."""
-    model, text, root = materials.recipe.language_model, materials.recipe.text, materials.root
-    places = {
-        "language_model.path": model.path,
-        "language_model.tokenizer": "" if model.tokenizer_text else model.tokenizer,
-        "language_model.tokenizer_text": model.tokenizer_text,
-        "text.public_test": text.public_test,
-    }
-    for name, place in places.items():
-        if place:
-            path, total = root / place, hashlib.sha256()
-            files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-            for file in files:
-                with file.open("rb") as stream:
-                    total.update(hashlib.file_digest(stream, "sha256").digest())
-            yield name, total.hexdigest()
-
-
-@dataclass(frozen=True)
-class Materials:
-    """What a run is made of: recipe, tokenizer, token sequences and canaries. Texts are private."""
-
-    recipe: Recipe
-    root: Path
-    tokenizer: Any  # Any: a tokenizer of transformers
-    packing: Packing
-    dataset: Dataset
-    canaries: tuple[Canary, ...]
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether the model learns to write, rather than to classify."""
-        return self.recipe.finetune.task == "causal"
-
-    def model(self, seed: int) -> nn.Module:
-        """Return the model before training, on the recipe's device."""
-        model = build_model(
-            self.recipe.language_model,
-            self.recipe.finetune,
-            self.tokenizer,
-            root=self.root,
-            classes=self.recipe.text.classes,
-            seed=seed,
-        )
-        return model.to(require_device(self.recipe))
-
-    def records(self) -> dict[str, Any]:  # Any: options of `make_private`
-        """Return the private texts as `make_private` takes them.
-
-        On a CPU, sequences come without padding. On a GPU steps are compiled, for one shape; and a
-        person's sequences need one.
-        """
-        ids, targets = self.training_tensors()
-        most = self.recipe.finetune.max_microbatch
-        if ids.is_cuda or self.dataset.persons is not None:
-            compile = "auto" if ids.is_cuda else False
-            return {"dataset": (ids, targets), "max_microbatch": most, "compile": compile}
-        sequences = TokenSequences(ids, targets, self.tokenizer.pad_token_id)
-        return {
-            "dataset": sequences,
-            "collate_fn": sequences.collate,
-            "speed": Speed(max_microbatch=most, compile=False, lengths=sequences.lengths),
-        }
-
-    def training_tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the token ids and targets of the private texts on the recipe's device."""
-        device = require_device(self.recipe)
-        ids, targets = (torch.from_numpy(t) for t in (self.dataset.x_train, self.dataset.y_train))
-        return ids.to(device), targets.to(device)
-
-    def loss(self, model: nn.Module) -> SequenceLoss:
-        """Return the loss of sequences, once it is known how the model takes padding."""
-        loss = SequenceLoss(
-            is_causal=self.is_causal,
-            per=self.recipe.finetune.loss,
-            pad=self.tokenizer.pad_token_id,
-            length=self.recipe.text.length,
-            bf16=self.recipe.language_model.bf16,
-        )
-        with evaluating(model):
-            loss.probe(model, len(self.tokenizer), self.recipe.text.length)
-        return loss
-
-    def public_batch(self) -> tuple[Tensor, Tensor]:
-        """Return sequences of random tokens with targets, to check the model with."""
-        length, generator = self.recipe.text.length, torch.Generator().manual_seed(1)
-        device = require_device(self.recipe)
-        ids = torch.randint(0, len(self.tokenizer), (16, length), generator=generator)
-        if self.is_causal:
-            return ids.to(device), ids.to(device)
-        classes = self.dataset.n_classes or 1
-        targets = torch.randint(0, classes, (len(ids),), generator=generator)
-        return ids.to(device), targets.to(device)
-
-
-def _materials(recipe: Recipe, root: Path) -> Materials:
-    model, text = recipe.language_model, recipe.text
-    is_causal = recipe.finetune.task == "causal"
-    _require_settings(recipe)
-    _require_other_files(recipe, root)
-    if model.tokenizer_text:
-        lines = public_lines(root / model.tokenizer_text)
-        tokenizer = train_tokenizer(lines, size=model.tokenizer_size)
-    else:
-        tokenizer = read_tokenizer(root / (model.tokenizer or model.path))
-    packing = Packing(tokenizer, text, is_causal)
-    asked = recipe.canaries
-    canaries = tuple(
-        make_canaries(asked.count, digits=asked.digits, references=asked.references, seed=0)
-    )
-    _require_room(canaries, packing)
-    planted = [canary.text for canary in canaries for _ in range(asked.repeats)]
-    dataset = load_records(text, packing, root=root, canaries=planted)
-    return Materials(recipe, root, tokenizer, packing, dataset, canaries)
-
-
-def _require_settings(recipe: Recipe) -> None:
-    """Raise for settings that contradict each other, before any file is read."""
-    model, text = recipe.language_model, recipe.text
-    is_causal = recipe.finetune.task == "causal"
-    if not text.path:
-        raise ValueError("text.path must name the file of the private texts.")
-    if not is_causal and len(set(text.classes)) < 2:
-        raise ValueError('classification needs text.classes, as in classes = ["0", "1"].')
-    if len(set(text.classes)) < len(text.classes):
-        raise ValueError("text.classes has a class twice.")
-    if is_causal and text.classes:
-        raise ValueError("text.classes is for task classification.")
-    if not is_causal and text.prompt:
-        raise ValueError("text.prompt is for task causal: a classifier learns from the text alone.")
-    if text.sequences_per_person > 1 and not text.person:
-        raise ValueError("text.sequences_per_person above 1 needs text.person.")
-    if recipe.canaries.count and not is_causal:
-        raise ValueError("canaries are for task causal: a classifier writes no text.")
-    if text.public_test and text.evaluation == "paid":
-        raise ValueError("text.evaluation paid and text.public_test exclude each other.")
-    if not (model.tokenizer_text or model.tokenizer or model.path):
-        raise ValueError("language_model needs tokenizer or tokenizer_text.")
-    if recipe.finetune.train == "lora" and not model.path:
-        raise ValueError(
-            "finetune.train lora needs language_model.path: nobody could load an adapter of random "
-            "weights, which no file holds."
-        )
-    if recipe.privacy.unit not in ("record", "person" if text.person else "record"):
-        raise ValueError(
-            f"privacy.unit is {recipe.privacy.unit}, and the unit of these texts is a "
-            f"{'person' if text.person else 'record'}, as text.person says."
-        )
-
-
-def _require_other_files(recipe: Recipe, root: Path) -> None:
-    """Raise if the private texts are named as public ones."""
-    private = root / recipe.text.path
-    for name, place in (
-        ("language_model.tokenizer_text", recipe.language_model.tokenizer_text),
-        ("text.public_test", recipe.text.public_test),
-    ):
-        public = root / place
-        if place and (
-            public.resolve() == private.resolve()
-            or (public.exists() and private.exists() and public.samefile(private))
-        ):
-            raise ValueError(f"{name} must be public text, and names the private texts.")
-
-
-def _require_room(canaries: Sequence[Canary], packing: Packing) -> None:
-    """Raise if canaries are longer than a sequence: then their secrets would be cut off."""
-    every = (len(packing.encode(text)) for c in canaries for text in (c.text, *c.references))
-    need = max(every, default=0) + len(packing.start) + 1
-    if canaries and need > packing.settings.length:
-        raise ValueError(
-            f"canaries take {need} tokens, and text.length is {packing.settings.length}: raise it, "
-            "or lower canaries.digits."
-        )
 
 
 class FinetuneLoop:

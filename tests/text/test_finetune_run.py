@@ -19,8 +19,8 @@ from tacit.errors import WeakGuarantee
 from tacit.experiments import Recipe, RunFolder
 from tacit.mechanisms import optimal_bands
 from tacit.report import verify_run, write_page
-from tacit.text import UntrainedWeights, finetune, finetune_run
-from tacit.text.finetune_run import _materials
+from tacit.text import UntrainedWeights, finetune, finetune_run, materials
+from tacit.text.materials import read_materials
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers and peft
 GOOD, BAD = ["bright", "quick", "quiet", "kind"], ["dull", "slow", "noisy", "rude"]
@@ -48,7 +48,7 @@ def root(tmp_path_factory):
     public = [row.split("\t")[1] for row in rows(80)] + [DIGITS] * 20
     (folder / "public.txt").write_text("\n".join(public))
     for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
-        made = _materials(recipe(config), folder)
+        made = read_materials(recipe(config), folder)
         made.model(0).save_pretrained(folder / name)
         made.tokenizer.save_pretrained(folder / name)
     return folder
@@ -115,7 +115,7 @@ def test_an_adapter_is_loaded_by_peft_and_gives_the_same_scores(root, tmp_path, 
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    base = _materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
+    base = read_materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
     base.model(0).save_pretrained(tmp_path / "base")
     base.tokenizer.save_pretrained(tmp_path / "base")
     model = {"config": {}, "tokenizer_text": "", "path": str(tmp_path / "base")}
@@ -126,7 +126,7 @@ def test_an_adapter_is_loaded_by_peft_and_gives_the_same_scores(root, tmp_path, 
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
     plain.config.pad_token_id = AutoTokenizer.from_pretrained(tmp_path / "base").pad_token_id
     adapted = PeftModel.from_pretrained(plain, tmp_path / "run").eval()
-    found = _materials(chosen, root).dataset
+    found = read_materials(chosen, root).dataset
     with torch.no_grad():
         logits = adapted(input_ids=torch.from_numpy(found.x_test)).logits
     right = float((logits.argmax(1).numpy() == found.y_test).mean())
@@ -199,7 +199,7 @@ def test_persons_are_the_unit_and_a_paid_score_is_part_of_the_bill(root, tmp_pat
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_nothing_crosses_from_one_sequence_to_another(root, config):
-    made = _materials(recipe(config), root)
+    made = read_materials(recipe(config), root)
     model = made.model(0)
     loss = made.loss(model)
     ids, targets = (torch.from_numpy(a[:4]) for a in (made.dataset.x_train, made.dataset.y_train))
@@ -213,17 +213,17 @@ def test_nothing_crosses_from_one_sequence_to_another(root, config):
 
 
 def test_padding_does_not_matter_to_an_encoder(root):
-    made = _materials(recipe(BERT, text=CLASSES, finetune=CLASSIFY), root)
+    made = read_materials(recipe(BERT, text=CLASSES, finetune=CLASSIFY), root)
     model = made.model(0)
     assert made.loss(model).has_mask
-    decoder = _materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
+    decoder = read_materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
     assert not decoder.loss(decoder.model(0)).has_mask
 
 
 def test_losses_by_sequence_and_by_token(root):
     losses = {}
     for per in ("sequence", "token"):
-        made = _materials(recipe(finetune={"loss": per}), root)
+        made = read_materials(recipe(finetune={"loss": per}), root)
         model = made.model(0)
         batch = tuple(torch.from_numpy(a[:3]) for a in (made.dataset.x_train, made.dataset.y_train))
         with torch.no_grad():
@@ -383,7 +383,7 @@ def test_an_optimizer_of_copies_stops_the_run(root, tmp_path, monkeypatch):
 
 
 def test_an_adapter_that_is_frozen_beside_a_trained_head_stops_the_run(root, tmp_path, monkeypatch):
-    own = finetune_run.build_model
+    own = materials.build_model
 
     def headed(*given, **options):
         model = own(*given, **options)
@@ -391,7 +391,7 @@ def test_an_adapter_that_is_frozen_beside_a_trained_head_stops_the_run(root, tmp
             p.requires_grad_("lora_" not in name and p.requires_grad)
         return model
 
-    monkeypatch.setattr(finetune_run, "build_model", headed)
+    monkeypatch.setattr(materials, "build_model", headed)
     chosen = recipe(text=CLASSES, finetune=CLASSIFY | {"train": "lora"})
     with pytest.raises(UntrainedWeights, match="weights of adapters are frozen"):
         finetune(chosen, tmp_path, root=root)
@@ -573,7 +573,7 @@ def test_a_paid_score_of_no_text_or_of_undeclared_classes_raises_nothing(root, t
         text = {"path": "few.tsv", "evaluation": "paid", "split_seed": seed}
         text |= {"classes": ["0", "1"]} if task == "classification" else {}
         chosen = recipe(GPT2, text=text, finetune={"task": task, "batch_size": 2, "epochs": 0.5})
-        held.append((len(_materials(chosen, tmp_path).dataset.x_test), chosen))
+        held.append((len(read_materials(chosen, tmp_path).dataset.x_test), chosen))
     for n_held in (0, 1):
         chosen = next(one for n, one in held if n == n_held)
         facts = finetune(chosen, tmp_path / f"run{n_held}", root=tmp_path)
