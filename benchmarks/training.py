@@ -2,16 +2,22 @@
 
     pip install -c constraints.txt -e '.[torch]' -r benchmarks/requirements-training.txt
     python benchmarks/training.py [--workloads cnn-256 mlp] [--methods plain tacit]
+    python benchmarks/training.py --one-thread [--workloads table-50k]
 
 Every pair of workload and method runs in a process of its own, back to back, on the same device:
 a GPU if there is one, else the CPU. A step is the whole step: forward, clipping, noise, optimizer.
 Time is the median over steps, memory the peak above the model's own at rest. fastDP has no release
 to install, so it is not here. Where a method fails, the reason is printed in its place.
+
+`--one-thread` compares on one thread of a CPU, in processor time: in one process for each row of
+the table that it prints, the plain step, the private step and a release of as many numbers take
+turns, with the compiled loop for noise and without it.
 """
 
 import argparse
 import itertools
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -30,6 +36,11 @@ METHODS = (
     "tacit", "tacit-defaults", "tacit-compiled", "tacit-poisson-compiled", "tacit-backward",
     "tacit-backward-compiled",
     "opacus", "opacus-ghost", "jax-plain", "jax-privacy",
+)  # fmt: skip
+ONE_THREAD = (
+    ("table-50k", "SGD"), ("table-50k", "momentum"), ("table-50k", "Adam"),
+    ("table-1m", "SGD"), ("table-1m", "momentum"), ("table-1m", "Adam"),
+    ("lstm", "momentum"), ("mlp", "momentum"), ("logistic", "momentum"),
 )  # fmt: skip
 ON_CPU = {"cnn-2048": 256, "wrn-16-4": 16, "gpt2": 1, "gpt2-lora": 1}  # batches a CPU can do
 DEFAULT_SAMPLER = ("tacit-defaults", "tacit-poisson-compiled", "tacit-backward-compiled")
@@ -57,6 +68,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
     parser.add_argument("--limit", type=float, default=300, help="seconds for one process")
+    parser.add_argument("--one-thread", action="store_true")
+    parser.add_argument("--turns", nargs=3, metavar=("WORKLOAD", "OPTIMIZER", "NOISE"))
     parser.add_argument("--processes", type=int, default=1, help="of each pair; the fastest counts")
     parser.add_argument(
         "--at-once", type=int, default=1, help="processes that compile at the same time"
@@ -64,6 +77,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         print("MEASURED", json.dumps(measure(*arguments.one)._asdict()))
+        return
+    if arguments.turns:
+        print("MEASURED", json.dumps(take_turns(*arguments.turns)))
+        return
+    if arguments.one_thread:
+        print(on_one_thread(arguments.workloads))
         return
     import torch
     from _models import WORKLOADS
@@ -152,6 +171,78 @@ def twin_of(method: str) -> str:
     if method.endswith("compiled"):  # on a GPU, compile=True replays CUDA graphs
         return "plain-graph" if is_gpu() else "plain-compiled"
     return "plain"
+
+
+def on_one_thread(workloads: list[str] | None) -> str:
+    """Return a table of times on one thread, in processor time; each row has a process."""
+    rows = []
+    for workload, optimizer in ONE_THREAD:
+        if workloads and workload not in workloads:
+            continue
+        for is_compiled in (True, False):
+            noise = "compiled" if is_compiled else "numpy"
+            command = [sys.executable, __file__, "--turns", workload, optimizer, noise]
+            settings = os.environ | {"OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
+            times = json.loads(done.stdout.split("MEASURED ")[1])
+            row = [workload, optimizer, noise]
+            row += [
+                f"{1e3 * statistics.median(times[name]):.3g} ({1e3 * min(times[name]):.3g})"
+                for name in ("plain", "private", "noise")
+            ]
+            for others in (("plain",), ("plain", "noise")):
+                turns = zip(times["private"], *(times[name] for name in others), strict=True)
+                row.append(f"{statistics.median(first / sum(rest) for first, *rest in turns):.2f}")
+            rows.append(row)
+            print(*row, flush=True)
+    names = ["workload", "optimizer", "noise by", "plain ms, median (least)", "private"]
+    return table([*names, "noise alone", "private / plain", "private / (plain + noise)"], rows)
+
+
+def take_turns(
+    workload: str, optimizer: str, noise: str, seconds: float = 6.0
+) -> dict[str, list[float]]:
+    """Return processor seconds of plain steps, private steps and releases of noise, in turn.
+
+    With noise "numpy", the package of the compiled loop counts as not installed.
+    """
+    if noise == "numpy":
+        sys.modules["llvmlite"] = None  # type: ignore[assignment]  # so says Python's manual
+    import torch
+    from _models import WORKLOADS
+
+    from tacit.training import Key, NoisyMean
+
+    torch.set_num_threads(1)
+    work, size = WORKLOADS[workload], WORKLOADS[workload].batch_size
+    data = work.batch(2 * size, torch.device("cpu"))
+    make = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.01),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    }[optimizer]
+    ways: dict[str, Callable[[], object]] = {}
+    for name, step in (("plain", plain_step), ("private", tacit_step)):
+        torch.manual_seed(0)
+        model = work.build()
+        method = "plain" if name == "plain" else "tacit"
+        ways[name] = step(model, make(model.parameters()), work.losses, data, size, size, method)
+    mean, sums = NoisyMean(Key.from_seed(1), expected_batch=size), [
+        torch.zeros_like(p) for p in work.build().parameters()
+    ]  # fmt: skip
+    ways["noise"] = lambda: mean.release(sums, [CLIP] * len(sums), step=0, noise_multiplier=SIGMA)
+    for _ in range(3):  # after so many numbers the loop is compiled
+        mean.release([torch.zeros(1 << 24)], [CLIP], step=0, noise_multiplier=SIGMA)
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in itertools.count():
+        for name, way in ways.items():
+            start = time.process_time()
+            way()
+            if turn > 1:
+                found[name].append(time.process_time() - start)
+        if turn > 8 and (sum(map(sum, found.values())) > seconds or turn > 500):
+            return found
+    raise AssertionError
 
 
 def in_turn(

@@ -142,12 +142,21 @@ def loaded_by(statement: str) -> set[str]:
     )
 
 
-HEAVY = {"torch", "sklearn", "matplotlib", "pandas", "polars"}
+HEAVY = {"torch", "sklearn", "matplotlib", "pandas", "polars", "llvmlite"}
 
 
 @pytest.mark.parametrize("name", ["tacit", "tacit.experiments"])
 def test_importing_tacit_loads_no_heavy_package(name):
     assert not loaded_by(f"import {name}") & HEAVY
+
+
+def test_training_loads_a_compiler_only_for_many_numbers():
+    step = (
+        "import torch; from tacit.training import Key, NoisyMean; "
+        "mean = NoisyMean(Key.from_seed(1), expected_batch=1.0); "
+        "mean.release([torch.ones(10**6)], [1.0], step=0, noise_multiplier=1.0)"
+    )
+    assert "llvmlite" not in loaded_by(step)
 
 
 def test_pate_and_reports_need_no_torch():

@@ -283,7 +283,7 @@ class MixedSum:
     ) -> None:
         self._total, self._older, self._recent = total, older, recent
         self._residual, self._options = residual, options
-        self._sums = np.empty(0)  # in steps, from `add_to` on; later those at late places
+        self._sums = np.empty(0)  # in steps, from `in_steps` on; later those at late places
 
     def __len__(self) -> int:
         return len(self._total)
@@ -293,8 +293,8 @@ class MixedSum:
         options = self._residual[here], self._options
         return MixedSum(self._total[here], self._older[here], recent, *options)
 
-    def add_to(self, noise: NDArray[np.float64], space: Sequence[NDArray[np.float64]]) -> None:
-        """Add these numbers, in whole steps of the grid, to as many others."""
+    def in_steps(self, space: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return these numbers, in whole steps of the grid."""
         x, term, self._sums = space
         np.copyto(self._sums, self._total)  # which the release may overwrite
         np.multiply(self._sums, 1.0 / self._options.step, out=self._sums)
@@ -302,7 +302,7 @@ class MixedSum:
         x += self._older
         for row, weight in self._recent:
             x += np.multiply(row, weight, out=term)
-        noise += rounded(x)
+        return rounded(x)
 
     def released(self, values: NDArray[np.float64], late: NDArray[np.int64]) -> None:
         """Keep the residuals: the sums less the gradients that were released for them."""

@@ -25,8 +25,14 @@ It is exact in real arithmetic, since it is rejection sampling; here is what dou
 Only additions, multiplications, divisions and roundings occur on the fast path, each of which IEEE
 754 defines to the last bit. A record that moves m coordinates by one cell gains at most about
 sqrt(2 m) 2^-20 nats beyond the price of the Gaussian mechanism: 1.4e-3 for a million coordinates.
+
+The fast path is written twice: as passes of numpy over a strip (`_propose`, `_release`), and as one
+loop over its numbers (`compiled_loop`) for machines with the package llvmlite. Both give the same
+bits, so a run may go on where the package is missing. The compiled loop is used only after it gave
+the bits of numpy on 4,096 words.
 """
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,16 +43,24 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.training.compiled_loop import Loop, compiled_loop
+
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+_Kinds = tuple[np.dtype[Any], np.dtype[Any]]  # of the numbers that a loop reads and writes
+_Loops = dict[_Kinds, Loop]
+
 TILE = 1 << 19  # numbers of one thread's task
 _STRIP = 1 << 15  # numbers in one pass of numpy: few enough for the processor's nearest caches
+_PATIENCE = 1 << 25  # numbers that numpy releases first: the loop saves as much as compiling takes
+_MOST = 2.0**1000  # grid steps of a sum
 _COARSEST, _FINEST = 28, 40  # the noise has a standard deviation of 2^28 to 2^41 grid steps
 _USUAL_RATIO = 2.0**-10  # of rounding's charge to the sensitivity, at most, for k < 40
 _LAYERS = 1024
 _START_OF_TAIL = 4.038849846109504  # makes 1,024 layers of equal area; found by bisection
+_released = 0  # numbers, by this process
 
 
 class Source(Protocol):
@@ -109,16 +123,19 @@ def make_grids(
 
 
 class ComputedSum(Protocol):
-    """A flat part of a sum that is not an array of its numbers."""
+    """A flat part of a sum that is computed when it is released, and that notes what was released.
+
+    An array or a `SparseSum` holds its numbers.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, here: slice) -> "ComputedSum": ...
 
-    def add_to(self, noise: Floats, space: Sequence[Floats], /) -> None:
-        """Add these numbers, in whole steps of the grid, to as many others.
+    def in_steps(self, space: Sequence[Floats], /) -> Floats:
+        """Return these numbers, in whole steps of the grid.
 
-        `space` are three arrays of the same size to compute in, kept as they are until `released`.
+        `space` are three arrays of their size to compute in, kept as they are until `released`.
         """
         ...
 
@@ -132,15 +149,14 @@ class ComputedSum(Protocol):
 
 
 class SparseSum:
-    """Numbers `first` to `first + size` of a sum that is zero except at the given `places`.
+    """Numbers `first` to `first + size` of a table's sum, which is zero except in the given rows.
 
-    They are in whole steps of a grid (`in_steps`). Noise is added to all numbers, so a release does
-    not show which places were given.
+    Noise is added to all numbers, so a release does not show which rows were given.
     """
 
-    def __init__(self, places: Indices, steps: Floats, first: int, size: int) -> None:
-        self.places = places  # ascending
-        self.steps = steps
+    def __init__(self, rows: Indices, values: NDArray[Any], first: int, size: int) -> None:
+        self.rows = rows  # ascending, each once
+        self.values = values  # (rows, width), float32 or float64
         self.first = first
         self.size = size
 
@@ -149,23 +165,31 @@ class SparseSum:
 
     def __getitem__(self, here: slice) -> "SparseSum":
         start, stop, _ = here.indices(self.size)
-        return SparseSum(self.places, self.steps, self.first + start, stop - start)
+        return SparseSum(self.rows, self.values, self.first + start, stop - start)
 
-    def add_to(self, noise: Floats, _space: Sequence[Floats]) -> None:
-        """Add these numbers to as many others."""
-        given = slice(*self.places.searchsorted((self.first, self.first + self.size)))
-        noise[self.places[given] - self.first] += self.steps[given]
-
-    def released(self, values: Floats, late: Indices) -> None:
-        """Nothing is kept of released numbers."""
-
-    released_late = released
+    def dense(self, space: Floats) -> NDArray[Any]:  # Any: the type of the values
+        """Return all numbers, in the memory of as many in `space`."""
+        found = space.view(self.values.dtype)[: self.size]
+        found.fill(0.0)
+        width, stop = self.values.shape[1], self.first + self.size
+        begin, end = -(-self.first // width), stop // width  # the rows that are within as a whole
+        if begin < end:
+            given = slice(*self.rows.searchsorted((begin, end)))
+            whole = found[begin * width - self.first : end * width - self.first]
+            whole.reshape(-1, width)[self.rows[given] - begin] = self.values[given]
+        for row in {begin - 1, end}:  # that may be within in part
+            start, last = max(self.first, row * width), min(stop, (row + 1) * width)
+            at = int(self.rows.searchsorted(row)) if start < last else len(self.rows)
+            if at < len(self.rows) and self.rows[at] == row:
+                part = self.values[at, start - row * width : last - row * width]
+                found[start - self.first : last - self.first] = part
+        return found
 
 
 class SumOnGrid(NamedTuple):
     """A flat part of a sum, its grid, and where it is released to: `out` may be `total` itself."""
 
-    total: NDArray[Any] | ComputedSum  # Any: float32 or float64
+    total: NDArray[Any] | SparseSum | ComputedSum  # Any: float32 or float64
     grid: NoiseGrid
     out: NDArray[Any]
 
@@ -184,11 +208,12 @@ def add_noise(
     """
 
     tiles = list(_cut(parts, TILE))
+    loops = _loops_of(parts)
 
     def work(tile: int) -> None:
         # Too large a float32 is infinite, whatever the sum was; `in_steps` limits infinite sums.
         with np.errstate(over="ignore", invalid="ignore"):
-            _add_to_tile(tiles[tile], factor, source=source, tile=tile)
+            _add_to_tile(tiles[tile], factor, source=source, tile=tile, loops=loops)
 
     if min(threads, len(tiles)) < 2:
         for tile in range(len(tiles)):
@@ -214,7 +239,9 @@ def _cut(parts: Sequence[SumOnGrid], size: int) -> Iterator[list[SumOnGrid]]:
         yield found
 
 
-def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, tile: int) -> None:
+def _add_to_tile(
+    parts: Sequence[SumOnGrid], factor: float, *, source: Source, tile: int, loops: _Loops
+) -> None:
     """Release one tile, with words of two sequences: one for each number, and further ones.
 
     The few numbers whose first word does not decide are released at the end.
@@ -226,26 +253,27 @@ def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, t
     layers = ziggurat()
     unit, inside = layers.unit * scale, layers.inside * scale
     for strip in _cut(parts, _STRIP):
-        words = draw(sum(len(part.total) for part in strip))
-        noise = _SPACE.noise[: len(words)]
-        late = _propose(words, noise, unit, inside)
-        their_words.append(words[late])
-        noise[late] = 0.0
-        start = 0
+        words, start = draw(sum(len(part.total) for part in strip)), 0
+        proposed = None if loops else _propose(words, _SPACE.noise[: len(words)], unit, inside)
         for part in strip:
-            stop = start + len(part.total)
-            places = late
-            if len(strip) > 1:
-                places = late[slice(*late.searchsorted((start, stop)))] - start
-            steps = _release(part, noise[start:stop], places, scale, factor)
-            undecided.append((part, places, steps))
-            start = stop
+            here = slice(start, start + len(part.total))
+            if proposed is None:
+                loop = loops[_kinds(part)]
+                found = _release_by(loop, part, words[here], unit, inside, scale, factor)
+            else:
+                late = proposed
+                if len(strip) > 1:
+                    late = late[slice(*late.searchsorted((here.start, here.stop)))] - start
+                found = late, _release(part, _SPACE.noise[here], late, scale, factor)
+            undecided.append((part, *found))
+            their_words.append(words[here][found[0]])
+            start = here.stop
     noise, start = _finish(np.concatenate(their_words), source.sequence(2 * tile + 1)), 0
     for (total, (step, noise_steps), out), places, steps in undecided:
         steps += np.rint(noise[start : start + len(places)] * noise_steps)
         steps *= step * factor
         out[places] = steps
-        if not isinstance(total, np.ndarray):
+        if not isinstance(total, np.ndarray | SparseSum):
             total.released_late(steps, places)
         start += len(places)
 
@@ -255,23 +283,120 @@ def _release(part: SumOnGrid, noise: Floats, late: Indices, scale: float, factor
 
     The noise comes in units of its standard deviation over `scale`. The sum of two doubles that are
     integers is the exact integer or, beyond 2^53, the double nearest to it, which is a function of
-    the exact integer. At the places in `late` the noise is 0 so far: round(total / step) of these
-    is returned.
+    the exact integer. The places in `late` have no noise so far: they are set to NaN, and
+    round(total / step) of these is returned.
     """
     total, (step, noise_steps), out = part
+    noise[late] = -0.0  # to which a number is added without a change, be it 0.0 or -0.0
     if noise_steps != scale:
         np.multiply(noise, noise_steps / scale, out=noise)
     np.rint(noise, out=noise)
+    if isinstance(total, SparseSum):
+        total = total.dense(_SPACE.bounds)
     if isinstance(total, np.ndarray):
-        np.add(noise, in_steps(total, step, _SPACE.floats[: len(total)]), out=noise)
+        noise += in_steps(total, step, _SPACE.floats[: len(total)])
     else:
-        total.add_to(noise, [array[: len(total)] for array in _SPACE.spare])
+        noise += total.in_steps([array[: len(total)] for array in _SPACE.spare])
     steps = noise[late]
     np.multiply(noise, step * factor, out=noise)
     if not isinstance(total, np.ndarray):
         total.released(noise, late)
     np.copyto(out, noise, casting="same_kind")
+    out[late] = math.nan
     return steps
+
+
+def _release_by(
+    loop: Loop,
+    part: SumOnGrid,
+    words: Words,
+    unit: Floats,
+    inside: Floats,
+    scale: float,
+    factor: float,
+) -> tuple[Indices, Floats]:
+    """Release a part by the compiled loop; return the undecided places and the sums there."""
+    (total, (step, noise_steps), out), n = part, len(words)
+    if isinstance(total, SparseSum):
+        total = total.dense(_SPACE.bounds)
+    if isinstance(total, np.ndarray):
+        x, per_step, found = total, 1.0 / step, out
+    else:
+        x, per_step, found = (
+            total.in_steps([array[:n] for array in _SPACE.spare]),
+            1.0,
+            _SPACE.noise[:n],
+        )
+    numbers = noise_steps / scale, x, per_step, step * factor
+    count = loop(words, unit, inside, *numbers, found, _SPACE.late, _SPACE.steps)
+    late, steps = _SPACE.late[:count].copy(), _SPACE.steps[:count].copy()
+    if not isinstance(total, np.ndarray):
+        found[late] = 0.0
+        total.released(found, late)
+        np.copyto(out, found, casting="same_kind")
+        out[late] = math.nan
+    return late, steps
+
+
+def _loops_of(parts: Sequence[SumOnGrid]) -> _Loops:
+    """Return the compiled loop for each kind of part; none if numpy is to release all parts."""
+    global _released
+    _released += sum(len(part.total) for part in parts)
+    found: _Loops = {}
+    for part in parts:
+        # The loop expects memory that is aligned and without gaps.
+        is_plain = all(array.flags.carray for array in _read_and_written(part))
+        kinds = _kinds(part)
+        loop = _compiled(*kinds) if is_plain and _released >= _PATIENCE else None
+        if loop is None:
+            return {}
+        found[kinds] = loop
+    return found
+
+
+def _read_and_written(part: SumOnGrid) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: float32 or 64
+    """Return the arrays that the loop reads and writes for a part, or others of their kind."""
+    total, _, out = part
+    if isinstance(total, np.ndarray):
+        return total, out
+    if isinstance(total, SparseSum):
+        return total.values, out
+    return _SPACE.noise, _SPACE.noise
+
+
+def _kinds(part: SumOnGrid) -> _Kinds:
+    read, written = _read_and_written(part)
+    return read.dtype, written.dtype
+
+
+@lru_cache(maxsize=4)
+def _compiled(read: np.dtype[Any], written: np.dtype[Any]) -> Loop | None:
+    """Return the compiled loop for these types; None without one, or if a bit is not numpy's."""
+    loop = compiled_loop(str(read), str(written))
+    return loop if loop is not None and _is_as_numpy(loop, read, written) else None
+
+
+def _is_as_numpy(loop: Loop, read: np.dtype[Any], written: np.dtype[Any]) -> bool:
+    """Return True if the loop gives the bits of numpy for some fixed sums and words."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**64, 4096, np.uint64)
+    words[:4] = 0, 2**63 - 1, 2**63, 2**64 - 1
+    total = (rng.random(4096) - 0.5) * 2.0 ** rng.integers(-80, 80, 4096)
+    total[::100], total[1::100], total[2::100], total[3] = math.inf, -math.inf, 0.0, math.nan
+    # With steps as fine as doubles are, the last bit of each product shows.
+    grid, layers, found = NoiseGrid(2.0**-29, 1.1 * 2.0**50), ziggurat(), []
+    for is_loop, scale in itertools.product((False, True), (1.0, grid.noise_steps)):
+        part = SumOnGrid(total.astype(read), grid, np.empty(4096, written))
+        unit, inside = layers.unit * scale, layers.inside * scale
+        with np.errstate(over="ignore", invalid="ignore"):
+            if is_loop:
+                late, steps = _release_by(loop, part, words, unit, inside, scale, 0.1)
+            else:
+                noise = np.empty(4096)
+                late = _propose(words, noise, unit, inside)
+                steps = _release(part, noise, late, scale, 0.1)
+        found.append(b"".join(array.tobytes() for array in (np.abs(part.out), late, steps)))
+    return found[:2] == found[2:]
 
 
 def in_steps(total: NDArray[Any], step: float, x: Floats) -> Floats:
@@ -287,8 +412,8 @@ def in_steps(total: NDArray[Any], step: float, x: Floats) -> Floats:
 def rounded(x: Floats) -> Floats:
     """Round `x` in place to whole numbers, limit infinite ones, and return it."""
     np.rint(x, out=x)
-    if not math.isfinite(x.sum()):
-        np.clip(x, -(2.0**1000), 2.0**1000, out=x)
+    if not (x.max(initial=0.0) <= _MOST and x.min(initial=0.0) >= -_MOST):
+        np.clip(x, -_MOST, _MOST, out=x)
     return x
 
 
@@ -301,6 +426,7 @@ class _Space(threading.local):
         self.bounds = np.empty(size)
         self.layers = np.empty(size, np.int64)
         self.flags = np.empty(size, np.bool_)
+        self.late, self.steps = np.empty(size, np.int64), np.empty(size)
         self.spare = [self.floats, self.bounds, self.layers.view(np.float64)]  # after `_propose`
 
 

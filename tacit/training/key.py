@@ -9,8 +9,10 @@ can subtract the noise: protect the key as well as the data.
 
 import hashlib
 import itertools
+import math
 import os
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from tacit._check import MOST, whole
+
+_LONG = 1 << 15  # words of a sequence that is worth a choice between ways to make them
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,13 @@ class NoiseWords(ABC):
 
 
 class AESWords(NoiseWords):
-    """Words of AES-256 in counter mode: 5 GB/s on a processor with AES instructions."""
+    """Words of AES-256 in counter mode: 10 GB/s on a processor with AES instructions, or 24.
+
+    The mode GCM (NIST SP 800-38D) encrypts by counter mode from block 2 on, for a nonce of 96 bits.
+    OpenSSL runs it at 2.4 times the speed of plain counter mode on processors with vector AES, and
+    at 0.6 times that on others. So long sequences use the faster of the two, which is timed once in
+    a process. The words are the same, and GCM's tag is never computed.
+    """
 
     name = "cryptographic: AES-256 in counter mode"
     is_cryptographic = True
@@ -146,16 +156,19 @@ class AESWords(NoiseWords):
         return _cryptography() is not None
 
     def _stream(self, number: int) -> Callable[[int], NDArray[np.uint64]]:
-        ciphers = _cryptography()
-        assert ciphers is not None  # `is_available`
-        counter = ciphers.modes.CTR((number << 64).to_bytes(16))
-        stream = ciphers.Cipher(ciphers.algorithms.AES(self._secret), counter).encryptor()
+        stream, is_new = _counter_mode(self._secret, number), True
 
         def more(count: int) -> NDArray[np.uint64]:
-            found = np.empty(
-                count + 2, np.uint64
-            )  # the library asks for the room of one more block
-            stream.update_into(_zeros(count)[: 8 * count], found.view(np.uint8))
+            nonlocal stream, is_new
+            found = np.empty(count + 2, np.uint64)  # the library asks for one more block's room
+            begin = 0
+            if is_new and count >= _LONG and _is_gcm_faster():
+                begin = 4  # blocks 0 and 1, which GCM leaves out
+                stream.update_into(_zeros(begin)[: 8 * begin], found.view(np.uint8))
+                stream = _gcm(self._secret, number)
+            is_new = False
+            data = _zeros(count)[: 8 * (count - begin)]
+            stream.update_into(data, found[begin:].view(np.uint8))
             return found[:count]
 
         return more
@@ -206,6 +219,33 @@ def _poly1305() -> Any:  # Any: a class, or None
     except ImportError:
         return None
     return Poly1305
+
+
+def _counter_mode(secret: bytes, number: int) -> Any:  # Any: a cipher context
+    """Return AES-256 in counter mode from block `number` 2^64 on."""
+    ciphers = _cryptography()
+    counter = ciphers.modes.CTR((number << 64).to_bytes(16))
+    return ciphers.Cipher(ciphers.algorithms.AES(secret), counter).encryptor()
+
+
+def _gcm(secret: bytes, number: int) -> Any:  # Any: a cipher context
+    """Return AES-256 in counter mode from block `number` 2^64 + 2 on, at most 2^32 - 2 blocks."""
+    ciphers = _cryptography()
+    nonce = ciphers.modes.GCM((number << 32).to_bytes(12))
+    return ciphers.Cipher(ciphers.algorithms.AES(secret), nonce).encryptor()
+
+
+@lru_cache(maxsize=1)
+def _is_gcm_faster() -> bool:
+    """Time both ways to the same words, on a key of no use."""
+    found, times = np.empty(_LONG + 2, np.uint64), {_counter_mode: math.inf, _gcm: math.inf}
+    for _ in range(5):
+        for way in times:
+            stream = way(bytes(32), 0)
+            start = time.perf_counter()
+            stream.update_into(_zeros(_LONG)[: 8 * _LONG], found.view(np.uint8))
+            times[way] = min(times[way], time.perf_counter() - start)
+    return times[_gcm] < times[_counter_mode]
 
 
 def _zeros(count: int) -> memoryview:

@@ -1,6 +1,7 @@
 """The one noisy release of a training step: (clipped sum + noise) / expected batch."""
 
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -17,7 +18,6 @@ from tacit.training.grid_noise import (
     SparseSum,
     SumOnGrid,
     add_noise,
-    in_steps,
     make_grids,
 )
 from tacit.training.key import Key, NoiseWords
@@ -57,6 +57,7 @@ class NoisyMean:
         self._secure = secure
         self._process = os.getpid()
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
+        self._written: dict[int, _Row] = {}  # by the place of a sum among all
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -188,7 +189,7 @@ class NoisyMean:
         self._check_process()
         grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         wanted = [total.dtype for total in sums] if dtypes is None else dtypes
-        parts, outs = zip(*map(self._on_host, sums, grids, wanted), strict=True)
+        parts, outs = zip(*map(self._on_host, range(len(sums)), sums, grids, wanted), strict=True)
         add_noise(
             self._with_past(parts, step),
             1.0 / self._expected_batch,
@@ -200,7 +201,7 @@ class NoisyMean:
         ]
 
     def _on_host(
-        self, total: Tensor, grid: NoiseGrid, dtype: torch.dtype
+        self, place: int, total: Tensor, grid: NoiseGrid, dtype: torch.dtype
     ) -> tuple[SumOnGrid, Tensor]:
         """Return a sum as one row of float32 or float64 numbers, and the row it is released to.
 
@@ -209,11 +210,19 @@ class NoisyMean:
         total = total.detach().to("cpu", torch.promote_types(total.dtype, torch.float32))
         kind = dtype if dtype in (torch.float32, torch.float64) else total.dtype
         if total.is_sparse:
-            out = torch.empty(total.numel(), dtype=kind)
-            return SumOnGrid(_places_on(grid, total.coalesce()), grid, out.numpy()), out
+            total, out = total.coalesce(), self._row(place, total.numel(), kind)
+            rows, values = total.indices()[0].numpy(), total.values().numpy()
+            return SumOnGrid(SparseSum(rows, values, 0, len(out)), grid, out.numpy()), out
         flat = total.reshape(-1)
-        out = flat if kind == flat.dtype else torch.empty_like(flat, dtype=kind)
+        out = flat if kind == flat.dtype else self._row(place, len(flat), kind)
         return SumOnGrid(flat.numpy(), grid, out.numpy()), out
+
+    def _row(self, place: int, size: int, dtype: torch.dtype) -> Tensor:
+        """Return a row of numbers to write to: that of the step before if nothing uses it now."""
+        known = self._written.get(place)
+        if known is None or known.dtype != dtype or len(known) != size or known.is_used():
+            known = self._written[place] = _Row(size, dtype)
+        return known.tensor()
 
     def _with_past(self, parts: Sequence[SumOnGrid], _step: int) -> Sequence[SumOnGrid]:
         """Return the parts of a sum with what earlier steps add to them: nothing."""
@@ -262,20 +271,37 @@ class NoisyMean:
             )
 
 
+class _Row:
+    """Memory for numbers, of which it is known whether any tensor uses it.
+
+    Large gradients take their memory from it: fresh pages cost as much time as the noise in them.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._memory = np.empty(size, np.float64 if dtype == torch.float64 else np.float32)
+        self._in_use = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def is_used(self) -> bool:
+        """Return True if a tensor with this memory is left: that of `tensor`, or a view of it."""
+        return self._in_use() is not None
+
+    def tensor(self) -> Tensor:
+        """Return the memory as a tensor. Its storage, which views share, holds the array here."""
+        array = self._memory[:]
+        self._in_use = weakref.ref(array)
+        return torch.from_numpy(array)
+
+
 @lru_cache(maxsize=8)
 def _known_grids(
     noise_multiplier: float, scales: tuple[float, ...], dimension: int, bands: int
 ) -> tuple[NoiseGrid, ...]:
     """Return `make_grids` of these numbers, which are those of the step before as a rule."""
     return tuple(make_grids(noise_multiplier, scales, dimension, bands=bands))
-
-
-def _places_on(grid: NoiseGrid, total: Tensor) -> SparseSum:
-    """Return a sparse sum of table rows, each of which is given once, as flat places on a grid."""
-    first, values = total.indices()[0] * total.shape[1], total.values().numpy()
-    places = (first.unsqueeze(1) + torch.arange(total.shape[1])).flatten().numpy()
-    steps = in_steps(values, grid.step, np.empty(values.shape)).reshape(-1)
-    return SparseSum(places, steps, 0, total.numel())
 
 
 def replayed_update(

@@ -14,7 +14,6 @@ from tacit.training.grid_noise import (
     _exponential,
     _tail,
     add_noise,
-    in_steps,
     make_grids,
     ziggurat,
 )
@@ -195,16 +194,19 @@ def test_rounding_is_charged(multiplier, dimension):
         )
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-4, 0.2, 1.0])
-def test_a_sparse_sum_is_released_as_a_dense_one(share):
-    rng, size = np.random.default_rng(1), 100_000
-    dense = np.where(rng.random(size) < share, rng.standard_normal(size), 0.0)
-    places = dense.nonzero()[0]
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.2, 1.0])
+@pytest.mark.parametrize("width", [1, 3, 64, 50_000])  # the last is wider than a strip
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_sparse_sum_is_released_as_a_dense_one(share, width, kind):
+    rng, size = np.random.default_rng(1), 100_000 // width * width
+    rows = np.flatnonzero(rng.random(size // width) < share)
+    values = rng.standard_normal((len(rows), width)).astype(kind)
+    dense = np.zeros((size // width, width))
+    dense[rows], dense = values, dense.reshape(-1)
     grid, source = NoiseGrid(2.0**-29, 2.0**28), Key.from_seed(2).noise("noise", 0)
-    steps = in_steps(dense[places], grid.step, np.empty(len(places)))
-    for here in (slice(None), slice(7, 12), slice(40_001, 90_000)):
+    for here in (slice(None), slice(7, 12), slice(40_001, 90_000), slice(14, 80_000), slice(5, 5)):
         found, expected = (np.empty(len(dense[here]), np.float32) for _ in range(2))
-        sparse = SparseSum(places, steps, 0, size)[here]
+        sparse = SparseSum(rows, values, 0, size)[here]
         for total, out in ((sparse, found), (dense[here], expected)):
             parts = [SumOnGrid(np.ones(11), grid, np.empty(11)), SumOnGrid(total, grid, out)]
             add_noise(parts, 0.5, source=source)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.training import key as key_module
 from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords, randomness
 
 CPU = torch.device("cpu")
@@ -36,6 +37,43 @@ def test_the_words_of_aes_are_those_of_the_standard(monkeypatch):
     )
     blocks = b"".join(plain.update(((5 << 64) + i).to_bytes(16)) for i in range(128))
     assert drawn(AESWords, 5, 256).tobytes() == blocks
+
+
+@pytest.mark.parametrize("is_gcm_faster", [True, False])
+def test_both_modes_of_aes_give_the_words_of_counter_mode(is_gcm_faster, monkeypatch):
+    """However the words are asked for, at either way's choice: no block is left out or repeated."""
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
+    secret, asked = bytes(range(32)), []
+    monkeypatch.setattr(key_module, "_is_gcm_faster", lambda: asked.append(1) or is_gcm_faster)
+    splits = [(1 << 15, 1 << 15, 256), (1 << 16, 5, 300, 1 << 15), (1 << 19,), (5, 1 << 15), (700,)]
+    for number in (0, 7, 2**62 + 1):
+        modes, count = ciphers.modes, 1 << 19
+        counter = modes.CTR((number << 64).to_bytes(16))
+        stream = ciphers.Cipher(ciphers.algorithms.AES(secret), counter).encryptor()
+        words = np.frombuffer(stream.update(bytes(8 * count)), np.uint64)
+        for split in splits:
+            assert np.array_equal(drawn(AESWords, number, *split), in_counter_mode(words, *split))
+    assert asked
+
+
+def in_counter_mode(words, *counts):
+    """The words of draws of so many: made 256 at a time or more, and the few left are not used."""
+    place, left, found = 0, words[:0], []
+    for count in counts:
+        if count > len(left):
+            made = 256 * -(-count // 256)
+            left, place = words[place : place + made], place + made
+        found.append(left[:count])
+        left = left[count:]
+    return np.concatenate(found)
+
+
+def test_the_faster_mode_is_chosen_once(monkeypatch):
+    pytest.importorskip("cryptography")
+    key_module._is_gcm_faster.cache_clear()
+    assert key_module._is_gcm_faster() in (True, False)
+    monkeypatch.setattr(key_module, "_gcm", None)  # would fail
+    key_module._is_gcm_faster()
 
 
 def test_the_best_generator_is_chosen_and_named(monkeypatch):

@@ -153,6 +153,70 @@ def test_an_overflowed_sum_is_released_as_a_number_too_large():
     assert math.isfinite(released[2])
 
 
+def sparse_sum(value=1.0, rows=1000, width=4):
+    given = torch.tensor([[3, 7]])
+    values = torch.full((2, width), value)
+    return torch.sparse_coo_tensor(given, values, (rows, width), check_invariants=True).coalesce()
+
+
+def test_a_sparse_sum_is_released_as_its_dense_form():
+    mean, dense = (NoisyMean(Key.from_seed(1), expected_batch=2.0) for _ in range(2))
+    for step in range(3):
+        options = {"step": step, "noise_multiplier": 1.0}
+        (found,) = mean.release([sparse_sum()], [1.0], **options)
+        (expected,) = dense.release([sparse_sum().to_dense()], [1.0], **options)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda grad: grad,
+        lambda grad: grad.view(-1)[5:],
+        lambda grad: grad.detach().numpy(),
+        lambda grad: grad.data.t(),
+        lambda grad: grad.untyped_storage(),
+        lambda grad: torch.utils.dlpack.from_dlpack(grad),
+        lambda grad: memoryview(grad.numpy()),
+    ],
+)
+def test_a_gradient_that_anyone_holds_is_not_overwritten(hold):
+    """The memory of a sparse sum's release is used again, but only once nothing refers to it."""
+    mean, p = (
+        NoisyMean(Key.from_seed(1), expected_batch=2.0),
+        torch.nn.Parameter(torch.ones(1000, 4)),
+    )
+    options = {"noise_multiplier": 1.0}
+    mean.release_into([p], [sparse_sum()], [1.0], step=0, **options)
+    first, address, held = p.grad.clone(), p.grad.data_ptr(), hold(p.grad)
+    p.grad = None
+    mean.release_into([p], [sparse_sum()], [1.0], step=1, **options)
+    assert p.grad.data_ptr() != address
+    mean.release_into([p], [sparse_sum()], [1.0], step=0, **options)
+    assert torch.equal(p.grad, first)
+    mean.release_into([p], [sparse_sum()], [1.0], step=2, **options)
+    address, kept = p.grad.data_ptr(), held
+    p.grad = None
+    mean.release_into([p], [sparse_sum(rows=1000)], [1.0], step=0, **options)
+    assert p.grad.data_ptr() == address  # as nothing held that
+    assert torch.equal(p.grad, first)
+    if isinstance(kept, torch.Tensor) and kept.numel() == first.numel():
+        assert torch.equal(kept.reshape(-1).sort().values, first.reshape(-1).sort().values)
+
+
+def test_memory_is_used_again_for_numbers_of_its_size_and_type_only():
+    mean = NoisyMean(Key.from_seed(1), expected_batch=2.0)
+    sizes = [(1000, 4), (1000, 4), (500, 4), (2000, 4), (1000, 4)]
+    kinds = [torch.float32, torch.float64, torch.float32, torch.float32, torch.float32]
+    for step, ((rows, width), kind) in enumerate(zip(sizes, kinds, strict=True)):
+        total = sparse_sum(rows=rows, width=width)
+        options = {"step": step, "noise_multiplier": 1.0, "dtypes": [kind]}
+        (found,) = mean.release([total], [1.0], **options)
+        assert (found.shape, found.dtype) == ((rows, width), kind)
+        assert torch.isfinite(found).all()
+        del found
+
+
 def test_a_copy_of_the_noise_is_refused():
     mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
     for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):

@@ -61,7 +61,7 @@ def embedding_bag(
     if any(t is not None and site.is_shared(t) for t in (input, offsets, per_sample_weights)):
         raise Declined
     if input.dim() == 2:
-        ids, weights, is_used = input, per_sample_weights, torch.ones_like(input, dtype=torch.bool)
+        ids, weights, is_used = input, per_sample_weights, None  # that is, all entries are
     else:
         assert offsets is not None  # torch requires it
         starts = offsets[:-1] if include_last_offset else offsets
@@ -74,10 +74,15 @@ def embedding_bag(
         if weights is not None:
             weights = weights.new_zeros(shape).index_put((bag, place), weights)
     if padding_idx is not None:
-        is_used = is_used & (ids != padding_idx % weight.shape[0])
+        is_wanted = ids != padding_idx % weight.shape[0]
+        is_used = is_wanted if is_used is None else is_used & is_wanted
     rows = _Lookup(site, weight, None).apply(ids, weight)  # (bags, length, width)
     if weights is not None:
         rows = rows * weights.unsqueeze(-1)
+    if is_used is None and ids.shape[1]:
+        return {"max": rows.amax, "mean": rows.mean, "sum": rows.sum}[mode](1)
+    if is_used is None:
+        is_used = torch.ones_like(ids, dtype=torch.bool)
     is_used = is_used.unsqueeze(-1)
     if mode == "max":
         largest = rows.masked_fill(~is_used, -torch.inf).amax(1)
