@@ -32,8 +32,9 @@ from _public_text import words
 from tacit.experiments import Recipe
 from tacit.ledger import Ledger
 from tacit.text import CHANCE, finetune
-from tacit.text.finetune_run import FinetuneLoop, _materials, make_optimizer
+from tacit.text.finetune_run import FinetuneLoop, make_optimizer
 from tacit.text.language_model import evaluating, score
+from tacit.text.materials import read_materials
 from tacit.text.planner import filled
 from tacit.text.token_sequences import TokenSequences
 from tacit.training import make_private
@@ -93,7 +94,7 @@ def has_bf16(device: str) -> bool:
 
 def plain(base: Path, out: Path, device: str) -> dict:
     """Fine-tune on SST-2 in full without privacy; return the accuracy on the dev set."""
-    materials = _materials(sst2_recipe("full", 8, base, device), out)
+    materials = read_materials(sst2_recipe("full", 8, base, device), out)
     model = materials.model(0)
     loss, dataset = materials.loss(model), materials.dataset
     sequences = TokenSequences(*materials.training_tensors(), materials.tokenizer.pad_token_id)
@@ -147,7 +148,7 @@ def trials(train: str, base: Path, out: Path, device: str) -> dict:
 
 
 def _planned(recipe: Recipe, out: Path):
-    materials = _materials(recipe, out)
+    materials = read_materials(recipe, out)
     recipe, plan = filled(recipe, materials.dataset.n_records, ())
     return replace(materials, recipe=recipe), recipe, plan.chosen
 

@@ -219,7 +219,7 @@ def train_and_print(
     with bar as show, _ranks_together():
 
         def report(progress: Progress) -> None:
-            metric, text = progress.metric, progress.stage
+            metric, text = progress.metric, progress.doing
             if metric:
                 text = f"epsilon {metric['epsilon']:.3f}"
                 text += f"  accuracy {metric['accuracy']:.2%}" if "accuracy" in metric else ""

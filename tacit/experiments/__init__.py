@@ -34,6 +34,7 @@ from tacit.experiments.facts import (
     EXPOSURE,
     FACTS,
     FINETUNE,
+    INPUTS,
     RECIPE,
     SAMPLES,
     SUMMARY,
@@ -52,7 +53,13 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
-from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_losses
+from tacit.experiments.paid_evaluation import (
+    COMMONEST,
+    PaidScores,
+    pay_once,
+    score_classes,
+    score_losses,
+)
 from tacit.experiments.pate_run import run_pate, spend_all_on_votes
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, DataSettings, Published, Recipe, shipped
@@ -79,6 +86,7 @@ from tacit.experiments.text_settings import (
     SampleSettings,
     TextSettings,
 )
+from tacit.experiments.training_touches import lost_touch
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -98,9 +106,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ADVERSARY",
     "AUDIT",
+    "COMMONEST",
     "EXPOSURE",
     "FACTS",
     "FINETUNE",
+    "INPUTS",
     "MOST_OUTSIDE",
     "R2_NOT_WORTH",
     "RECIPE",
@@ -156,6 +166,7 @@ __all__ = [
     "ledger_state",
     "line_data_sets",
     "load_model",
+    "lost_touch",
     "majority_share",
     "package_hash",
     "pay_once",

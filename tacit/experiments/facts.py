@@ -49,10 +49,7 @@ EVALUATION = "evaluation.json"
 SUMMARY = "summary.json"
 SAMPLES = "samples.json"
 EXPOSURE = "exposure.json"
-_TEXT_FILES = {  # of a fine-tuned language model; the others come from `save_pretrained`
-    *(SAMPLES, EXPOSURE, "config.json", "adapter_config.json", "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json"),
-}
+INPUTS = "inputs.json"
 
 FINETUNE = "DP-SGD fine-tuning"
 """The method of runs that fine-tune a language model."""
@@ -290,7 +287,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     uses_torch = facts.method in ("DP-SGD", FINETUNE)
     head = ledger.verify().head
     others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE, CHECK, EVALUATION} - {None}
-    others |= _TEXT_FILES if facts.method == FINETUNE else set()
+    others |= set(facts.files)  # those that only this kind of run has
     facts = replace(
         facts,
         model_sha256=file_hash(folder / facts.model_file),

@@ -82,14 +82,15 @@ _PATIENCE = 60.0  # seconds: a process that another thread has just forked holds
 class Progress(NamedTuple):
     """Public state of a run after a step; `is_measured` says whether `metric` is new.
 
-    Before the first step, `stage` says what takes long, and `steps` is 0 if it is not known yet.
+    Before the first step and after the last one, `doing` says what takes long. `steps` is 0 if
+    it is not known yet.
     """
 
     step: int
     steps: int
     metric: Metric
     is_measured: bool
-    stage: str = ""
+    doing: str = ""
 
 
 OnProgress = Callable[[Progress], None]
@@ -175,7 +176,7 @@ def _begun(
     on_progress: OnProgress = lambda _: None,
 ) -> Iterator["Session | Facts"]:
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
-    on_progress(Progress(0, 0, {}, is_measured=False, stage="reading the records"))
+    on_progress(Progress(0, 0, {}, is_measured=False, doing="reading the records"))
     dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = _filled(recipe, dataset)
     training_event(recipe, dataset.n_records, 1.0, lot=recipe.training.lot)  # or it has no price
@@ -353,9 +354,9 @@ class Session:
             persons=self.dataset.persons,
         )
 
-    def _show(self, stage: str) -> None:
+    def _show(self, doing: str) -> None:
         steps = steps_of(self.recipe, self.n_records)
-        self.on_progress(Progress(0, steps, {}, is_measured=False, stage=stage))
+        self.on_progress(Progress(0, steps, {}, is_measured=False, doing=doing))
 
     @property
     def batch_size(self) -> int:

@@ -233,8 +233,12 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
         )
     if utility.non_private:
         mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
-        cost = 100 * (mean - utility.mean)
-        numbers.append(Number("without privacy", shown(mean), f"privacy costs {cost:.2f} points"))
+        cost = mean - utility.mean
+        if utility.metric == "accuracy":
+            words = f"{100 * cost:.2f} points"
+        else:  # of a loss or a perplexity, less is better
+            words = f"{-cost if utility.metric in ('loss', 'perplexity') else cost:.4f}"
+        numbers.append(Number("without privacy", shown(mean), f"privacy costs {words}"))
     return tuple(numbers)
 
 

@@ -6,8 +6,9 @@
     facts = finetune(Recipe.read("reviews.toml", method="finetune"), "runs/reviews")
 
 Reading order: `text_records` (files become token sequences, by unit of privacy), `tokenizer`,
-`language_model`, `planner` (batch, steps and noise at a budget), `finetune_run` (one recipe becomes
-one run folder), `trained_weights` (checks after the first steps), `exposure` (canaries).
+`language_model`, `planner` (batch, steps and noise at a budget), `materials` (what a run is made
+of), `finetune_run` (one recipe becomes one run folder), `trained_weights` (checks until the end),
+`exposure` (canaries).
 The extra `text` brings what it needs: `pip install 'tacit[text]'`. Torch and transformers load on
 first use.
 """

@@ -75,7 +75,8 @@ def exposures(
 ) -> Exposures:
     """Return the exposure of each canary by the losses that a model gives to sentences.
 
-    Ties count as half, so a model that finds everything equally probable is at chance.
+    Ties count as half, so a model that finds everything equally probable is at chance. A loss that
+    is not a number counts as infinite.
 
     >>> known = Canary("a", tuple("bcdefgh"))
     >>> exposures([known], lambda texts: [ord(text) for text in texts]).bits
@@ -83,7 +84,8 @@ def exposures(
     """
     bits = []
     for canary in canaries:
-        own, *others = losses([canary.text, *canary.references])
+        found = np.nan_to_num(losses([canary.text, *canary.references]), nan=np.inf, posinf=np.inf)
+        own, *others = found.tolist()
         below = sum(other < own for other in others) + sum(other == own for other in others) / 2
         bits.append(math.log2(len(others) + 1) - math.log2(below + 1))
     total = math.log(2) * sum(bits)  # nats: a sum of exponential variables with mean 1

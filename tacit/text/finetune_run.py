@@ -8,16 +8,18 @@ and certificate are those of `tacit train`.
 Beside the files of a run, the folder holds what `save_pretrained` writes, so that transformers or
 peft load it, and
 
+    ├── inputs.json         hashes of the public files that the run began with
     ├── samples.json        texts that the trained model wrote after public prompts
     └── exposure.json       exposure of canaries, if the recipe has some
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,17 @@ from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import (
+    COMMONEST,
     EXPOSURE,
     FINETUNE,
+    INPUTS,
+    RECIPE,
     SAMPLES,
     Facts,
     Metric,
     OnProgress,
     PaidScores,
+    Progress,
     Recipe,
     RunFolder,
     SeedValue,
@@ -46,9 +52,9 @@ from tacit.experiments import (
     begin_run,
     claim_fields,
     ledger_of_rank,
+    lost_touch,
     majority_share,
     pay_once,
-    require_device,
     rng_of,
     sampling_in_words,
     score_classes,
@@ -56,23 +62,22 @@ from tacit.experiments import (
     users_of,
 )
 from tacit.mechanisms import optimal_bands, step_deviations
-from tacit.text.exposure import CHANCE, Canary, exposures, make_canaries
+from tacit.text.exposure import CHANCE, exposures
 from tacit.text.language_model import (
+    Files,
     Scores,
-    SequenceLoss,
-    build_model,
     evaluating,
     perplexity,
+    read_back,
     saved_files,
     score,
     write_text,
 )
+from tacit.text.materials import Materials, keep_inputs, read_materials
 from tacit.text.planner import FinetuningPlan, filled
-from tacit.text.text_records import Packing, Text, load_records, public_lines
-from tacit.text.token_sequences import TokenSequences
-from tacit.text.tokenizer import read_tokenizer, train_tokenizer
-from tacit.text.trained_weights import TrainedWeights
-from tacit.training import AdamBC, Banded, Ranks, Speed, make_private
+from tacit.text.text_records import Text
+from tacit.text.trained_weights import TrainedWeights, require_saved
+from tacit.training import AdamBC, Banded, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
@@ -99,13 +104,17 @@ def finetune(
     """
     if recipe.method != "finetune":
         raise ValueError(f'the recipe is of method {recipe.method}, not "finetune".')
-    folder, ranks = RunFolder(path), Ranks.here()
+    folder, ranks, told = RunFolder(path), Ranks.here(), on_progress or (lambda _: None)
     with contextlib.ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
         place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
-        materials = _materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
+        told(Progress(0, 0, {}, is_measured=False, doing="reading the texts"))
+        materials = read_materials(recipe, Path(place or os.environ.get("TACIT_DATA") or "."))
         planned = _evaluation_plan(recipe)
-        most = _most_bands(materials)
+        told(Progress(0, 0, {}, is_measured=False, doing="reading the model"))
+        is_new = ranks.on_first(lambda: not (folder / RECIPE).is_file())
+        most = ranks.on_first(lambda: _tried(materials, is_new=is_new))
+        told(Progress(0, 0, {}, is_measured=False, doing="planning"))
         recipe, plan = filled(recipe, materials.dataset.n_records, planned, most_bands=most)
         materials = replace(materials, recipe=recipe)
         asked, n_records = recipe.privacy.budget, materials.dataset.n_records
@@ -113,10 +122,12 @@ def finetune(
 
         if (finished := begin_run(folder, recipe, place, ranks, verb="finetune")) is not None:
             return finished
+        ranks.on_first(lambda: keep_inputs(folder, materials))
         if on_plan is not None and ranks.rank == 0:
             on_plan(plan)
         budget = None if planned or recipe.privacy.ledger else recipe.privacy.budget
         with ledger_of_rank(folder, recipe, budget, ranks) as ledger:
+            told(Progress(0, 0, {}, is_measured=False, doing="checking that no texts mix"))
             session = FinetuneSession(
                 recipe,
                 folder,
@@ -126,128 +137,30 @@ def finetune(
                 ranks=ranks,
                 materials=materials,
                 plan=plan,
+                told=told,
             )
-            session.go(on_progress or (lambda _: None))
+            session.go(told)
             return ranks.on_first(lambda: session.finish(session.train_twin()))
 
 
-def _most_bands(materials: "Materials") -> int:
-    """Return the most bands of correlated noise for which there is memory, if that matters."""
-    if materials.recipe.finetune.bands != "auto":
+def _tried(materials: "Materials", *, is_new: bool) -> int:
+    """Return the most bands of correlated noise for which there is memory, if that matters.
+
+    The model of a new run is built and asked for the losses of random tokens, so that one that
+    cannot be trained is refused before there is a run folder.
+    """
+    is_auto = materials.recipe.finetune.bands == "auto"
+    if not (is_new or is_auto):
         return Banded().most_bands
-    trained = (p.numel() for p in materials.model(0).parameters() if p.requires_grad)
+    model = materials.model(0)
+    if is_new:
+        ids, targets = materials.public_batch()
+        with torch.no_grad(), evaluating(model):
+            materials.loss(model)(model, (ids[:1], targets[:1]))
+    if not is_auto:
+        return Banded().most_bands
+    trained = (p.numel() for p in model.parameters() if p.requires_grad)
     return Banded().limited_by_memory(sum(trained)).most_bands
-
-
-@dataclass(frozen=True)
-class Materials:
-    """What a run is made of: recipe, tokenizer, token sequences and canaries. Texts are private."""
-
-    recipe: Recipe
-    root: Path
-    tokenizer: Any  # Any: a tokenizer of transformers
-    packing: Packing
-    dataset: Dataset
-    canaries: tuple[Canary, ...]
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether the model learns to write, rather than to classify."""
-        return self.recipe.finetune.task == "causal"
-
-    def model(self, seed: int) -> nn.Module:
-        """Return the model before training, on the recipe's device."""
-        model = build_model(
-            self.recipe.language_model,
-            self.recipe.finetune,
-            self.tokenizer,
-            root=self.root,
-            n_classes=self.dataset.n_classes,
-            seed=seed,
-        )
-        return model.to(require_device(self.recipe))
-
-    def records(self) -> dict[str, Any]:  # Any: options of `make_private`
-        """Return the private texts as `make_private` takes them.
-
-        On a CPU, sequences come without padding. On a GPU steps are compiled, for one shape; and a
-        person's sequences need one.
-        """
-        ids, targets = self.training_tensors()
-        most = self.recipe.finetune.max_microbatch
-        if ids.is_cuda or self.dataset.persons is not None:
-            compile = "auto" if ids.is_cuda else False
-            return {"dataset": (ids, targets), "max_microbatch": most, "compile": compile}
-        sequences = TokenSequences(ids, targets, self.tokenizer.pad_token_id)
-        return {
-            "dataset": sequences,
-            "collate_fn": sequences.collate,
-            "speed": Speed(max_microbatch=most, compile=False, lengths=sequences.lengths),
-        }
-
-    def training_tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the token ids and targets of the private texts on the recipe's device."""
-        device = require_device(self.recipe)
-        ids, targets = (torch.from_numpy(t) for t in (self.dataset.x_train, self.dataset.y_train))
-        return ids.to(device), targets.to(device)
-
-    def loss(self, model: nn.Module) -> SequenceLoss:
-        """Return the loss of sequences, once it is known how the model takes padding."""
-        loss = SequenceLoss(
-            is_causal=self.is_causal,
-            per=self.recipe.finetune.loss,
-            pad=self.tokenizer.pad_token_id,
-            length=self.recipe.text.length,
-            bf16=self.recipe.language_model.bf16,
-        )
-        with evaluating(model):
-            loss.probe(model, len(self.tokenizer), self.recipe.text.length)
-        return loss
-
-    def public_batch(self) -> tuple[Tensor, Tensor]:
-        """Return sequences of random tokens with targets, to check the model with."""
-        length, generator = self.recipe.text.length, torch.Generator().manual_seed(1)
-        device = require_device(self.recipe)
-        ids = torch.randint(0, len(self.tokenizer), (16, length), generator=generator)
-        if self.is_causal:
-            return ids.to(device), ids.to(device)
-        classes = self.dataset.n_classes or 1
-        targets = torch.randint(0, classes, (len(ids),), generator=generator)
-        return ids.to(device), targets.to(device)
-
-
-def _materials(recipe: Recipe, root: Path) -> Materials:
-    settings, model, text = recipe.finetune, recipe.language_model, recipe.text
-    is_causal = settings.task == "causal"
-    if not text.path:
-        raise ValueError("text.path must name the file of the private texts.")
-    if not is_causal and len(set(text.classes)) < 2:
-        raise ValueError('classification needs text.classes, as in classes = ["0", "1"].')
-    if is_causal and text.classes:
-        raise ValueError("text.classes is for task classification.")
-    if recipe.canaries.count and not is_causal:
-        raise ValueError("canaries are for task causal: a classifier writes no text.")
-    if text.public_test and text.evaluation == "paid":
-        raise ValueError("text.evaluation paid and text.public_test exclude each other.")
-    if model.tokenizer_text:
-        if (root / model.tokenizer_text).resolve() == (root / text.path).resolve():
-            raise ValueError(
-                "language_model.tokenizer_text must be public text, and names the private texts."
-            )
-        lines = public_lines(root / model.tokenizer_text)
-        tokenizer = train_tokenizer(lines, size=model.tokenizer_size)
-    else:
-        if not (model.tokenizer or model.path):
-            raise ValueError("language_model needs tokenizer or tokenizer_text.")
-        tokenizer = read_tokenizer(root / (model.tokenizer or model.path))
-    packing = Packing(tokenizer, text, is_causal)
-    asked = recipe.canaries
-    canaries = tuple(
-        make_canaries(asked.count, digits=asked.digits, references=asked.references, seed=0)
-    )
-    planted = [canary.text for canary in canaries for _ in range(asked.repeats)]
-    dataset = load_records(text, packing, root=root, canaries=planted)
-    return Materials(recipe, root, tokenizer, packing, dataset, canaries)
 
 
 class FinetuneLoop:
@@ -300,32 +213,65 @@ class FinetuneLoop:
         private, settings = self.private, self.materials.recipe.finetune
         if private.steps_taken == private.steps:  # resumed after its last step
             return
-        rate = settings.learning_rate or 1e-3
+        rate, first = settings.learning_rate or 1e-3, private.steps_taken + 1
         for lot in private:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * (1 - private.steps_taken / private.steps)
             private.step(lot)
-            if private.steps_taken == min(settings.check_after, private.steps):
+            step = private.steps_taken
+            if is_checked(step, private.steps, settings.check_after, resumed_at=first):
                 self.check()
-            yield private.steps_taken
+            yield step
 
     def check(self) -> None:
-        """Raise unless every trained weight has moved, counts, and is what is written by."""
+        """Raise unless every trained weight has moved, counts, and is what is written by.
+
+        What has moved, and what changes the output, is asked of the steps since the last check.
+        """
         ids, targets = self.materials.public_batch()
         self.trained.require_moved()
-        self.trained.require_counted(lambda: self.loss(self.model, (ids, targets)))
-        self.trained.require_used(lambda: next_logits(self)(ids[:1]), of="generation")
+        if not self._is_counted:  # later, a loss may have become flat somewhere
+            self.trained.require_counted(lambda: self.loss(self.model, (ids, targets)))
+            self._is_counted = True
         scored = (ids[:4].cpu().numpy(), targets[:4].cpu().numpy())
-        self.trained.require_used(
-            lambda: torch.from_numpy(scores_of(self, *scored).losses), of="evaluation"
-        )
+        with self.released():
+            self.trained.require_used(lambda: next_logits(self)(ids[:1]), of="generation")
+            self.trained.require_used(
+                lambda: torch.from_numpy(scores_of(self, *scored).losses), of="evaluation"
+            )
+        self.trained.renew()
+
+    _is_counted, _is_released = False, False
 
     @contextlib.contextmanager
     def released(self) -> Iterator[nn.Module]:
-        """Hold the weights to release, averaged with correlated noise, ready to be evaluated."""
-        averaged = self.private.averaged() if self._is_averaged else contextlib.nullcontext()
-        with averaged, evaluating(self.model):
-            yield self.model
+        """Hold the weights to release, averaged with correlated noise, ready to be evaluated.
+
+        Inside such a block, another one changes nothing.
+        """
+        is_averaged = self._is_averaged and not self._is_released
+        with self.private.averaged() if is_averaged else contextlib.nullcontext():
+            before, self._is_released = self._is_released, True
+            try:
+                with evaluating(self.model):
+                    yield self.model
+            finally:
+                self._is_released = before
+
+
+def is_checked(step: int, steps: int, first: int, *, resumed_at: int) -> bool:
+    """Return whether trained weights are checked after a step.
+
+    They are after `first` steps, whenever that number has doubled, after the first step of a
+    resumed run, and at the end. Half of the steps at least lie between the last two checks, unless
+    they are few: weights that the last steps hardly move would otherwise seem to stand still.
+    """
+    if step in (min(first, steps), steps):
+        return True
+    if step < first or 2 * step > steps:
+        return False
+    doubled = step // first
+    return step == resumed_at or (step % first == 0 and doubled & (doubled - 1) == 0)
 
 
 def step_growth(steps: int, bands: int) -> float:
@@ -333,6 +279,8 @@ def step_growth(steps: int, bands: int) -> float:
 
     Correlated noise is larger than that in each step, and smaller in sums of steps.
     """
+    if bands == 1:
+        return 1.0
     deviations = step_deviations(optimal_bands(steps, min(bands, steps)), steps)
     return float(np.sqrt(np.mean(deviations**2)))
 
@@ -365,6 +313,12 @@ class FinetuneSession(Session):
 
     materials: Materials = None  # type: ignore[assignment]  # always given
     plan: FinetuningPlan = None  # type: ignore[assignment]  # always given
+    told: OnProgress = field(default=lambda _: None)
+
+    def _tell(self, doing: str) -> None:
+        """Show what is done after the last step."""
+        steps = self.private.steps
+        self.told(Progress(steps, steps, {}, is_measured=False, doing=doing))
 
     def _calibrate(self) -> float:
         return self.plan.noise_multiplier
@@ -398,13 +352,16 @@ class FinetuneSession(Session):
         """Write the released model and then, as the last file, the facts; return the facts."""
         self.private.pay_whole()  # it is paid; the ledger then lists the plan as one of this run
         recipe, dataset, folder = self.recipe, self.dataset, self.folder
+        self._tell("saving the model")
         with self.loop.released() as model:
             files = saved_files(model, self.materials.tokenizer, recipe)
+            self._require_saved(files)
         for name, content in files.items():
             folder.write(name, content)
         folder.write_lines(METRICS, self.metrics)
         if baseline:
             folder.write_lines(BASELINE, baseline)
+        self._tell("writing samples")
         self._write_samples()
         if self.materials.canaries:
             self._write_exposure()
@@ -424,7 +381,10 @@ class FinetuneSession(Session):
             assumed_public=(*dataset.public, *_public_files(recipe)),
             sampling_assumed=sampling,
             sampling_used=sampling,
-            touches=tuple(_touches(self.materials, paid, has_twin=bool(baseline))),
+            touches=(
+                *_touches(self.materials, paid, has_twin=bool(baseline)),
+                *map(lost_touch, self.private.info.get("repaid", ())),
+            ),
             released=tuple(_releases(self.materials, paid)),
             isolation=self.private.isolation,
             arithmetic=self.private.arithmetic.text,
@@ -439,9 +399,26 @@ class FinetuneSession(Session):
             seconds=round(self.seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
+            # To be hashed in `finish`, beside the weights:
+            files=dict.fromkeys((*(files.keys() - {weights}), INPUTS, SAMPLES, EXPOSURE), ""),
             records_per_person=dataset.records_per_person,
         )
         return folder.finish(facts, self.ledger)
+
+    def _require_saved(self, files: Files) -> None:
+        """Raise unless the files, loaded as others will load them, give the released model."""
+        materials, (ids, _) = self.materials, self.materials.public_batch()
+        loaded = read_back(
+            files,
+            self.recipe.language_model,
+            self.recipe.finetune,
+            materials.tokenizer,
+            root=materials.root,
+            classes=self.recipe.text.classes,
+        )
+        with torch.no_grad(), evaluating(loaded.to(ids.device)):
+            found = self._own.loss.logits(loaded, ids[:2])
+            require_saved(next_logits(self._own)(ids[:2]), found)
 
     def _evaluate(self) -> PaidScores:
         """Pay for scores on the private held-out texts, once in a run, and return them."""
@@ -484,7 +461,8 @@ class FinetuneSession(Session):
 
     def _write_exposure(self) -> None:
         """Write the exposure of the canaries in the private model and in its twin, if any."""
-        found = {"private": self._exposure(self.loop.model)}
+        with self.loop.released() as model:
+            found = {"private": self._exposure(model)}
         if self._twin is not None:
             found["without privacy"] = self._exposure(self._twin)
         asked = self.recipe.canaries
@@ -495,7 +473,10 @@ class FinetuneSession(Session):
         packing, loss = self.materials.packing, self._own.loss
         packing = replace(packing, settings=replace(packing.settings, person="", prompt=""))
 
+        done = itertools.count(1)
+
         def losses(texts: Sequence[str]) -> list[float]:
+            self._tell(f"ranking canary {next(done)}")
             packed = packing.sequences([Text(text) for text in texts])
             with evaluating(model):
                 found = score(model, loss, packed.ids, packed.targets)
@@ -523,6 +504,7 @@ class FinetuneSession(Session):
         rows: list[Metric] = []
         order = torch.empty(0, dtype=torch.int64)
         for step in range(1, steps + 1):
+            self._tell(f"training the twin without privacy, step {step} of {steps}")
             for group in optimizer.param_groups:
                 group["lr"] = run.baseline_rate * (1 - (step - 1) / steps)
             if (start := (step - 1) * size % len(ids)) < size:
@@ -542,11 +524,14 @@ class FinetuneSession(Session):
 
 
 def _metrics(found: Scores, dataset: Dataset) -> Metric:
+    """Return the scores that are finite numbers: not all are, if training has diverged."""
     if dataset.n_classes is None:
         value = perplexity(found)
-        return {"loss": math.log(value), "perplexity": value}
-    right = float((found.logits.argmax(1) == dataset.y_test).mean())
-    return {"loss": float(found.losses.mean()), "accuracy": right}
+        scores = {"loss": math.log(value), "perplexity": value}
+    else:
+        right = float((found.logits.argmax(1) == dataset.y_test).mean())
+        scores = {"loss": float(found.losses.mean()), "accuracy": right}
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def _evaluation_plan(recipe: Recipe) -> tuple[PureDP, ...]:
@@ -633,7 +618,7 @@ def _utility(
         metric=metric,
         private=(SeedValue(seed=seed, value=last[metric]),) if metric in last else (),
         non_private=(SeedValue(seed=seed, value=twin[metric]),) if metric in twin else (),
-        majority=None if is_known else majority_share(dataset.y_test),
+        majority=last.get(COMMONEST) if is_known else majority_share(dataset.y_test),
         others={name: last[name] for name in ("loss", "auc") if name in last and name != metric},
         n_test=dataset.n_held_out if metric in last else 0,
         intervals={} if paid is None else paid.intervals,

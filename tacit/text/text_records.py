@@ -11,14 +11,20 @@ A sequence of tokens holds text of ONE unit:
 So no attention and no loss crosses from one unit to another, and padding is all that short units
 get. Sequences are padded on the right. Each sequence depends on the texts of its unit alone, on the
 public tokenizer and on declared settings.
+
+What the file is like (its format, its columns, the types of their values) is public and may be
+refused. What a text says is not: bytes that are not UTF-8 are replaced, and a text without a person
+is left out, where the unit is a person.
 """
 
 import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 """Target of a token that has no loss, as `ignore_index` of torch's cross entropy."""
 _FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _MOST_FIELD = 2**24  # characters of one cell
+_HEAD = 4096  # bytes in which a null byte shows that a file is not text
 
 
 class Text(NamedTuple):
@@ -55,20 +61,43 @@ class Sequences(NamedTuple):
     units: tuple[str, ...] = ()
 
 
-def read_texts(path: Path, settings: "TextSettings", *, has_label: bool) -> list[Text]:
-    """Return the texts of a file. Errors name columns and files, and quote no text."""
+def read_texts(
+    path: Path, settings: "TextSettings", *, has_label: bool, is_public: bool = False
+) -> list[Text]:
+    """Return the texts of a file. Errors name columns and files, and quote no text.
+
+    Private bytes that are not UTF-8 are replaced; in a file that is declared public they are
+    refused. Where the unit is a person, texts without one are left out.
+    """
     wanted = {"text": settings.text, "prompt": settings.prompt, "person": settings.person}
     wanted |= {"label": settings.label} if has_label else {}
     wanted = {name: column for name, column in wanted.items() if column}
-    return [
-        Text(**{name: _cell(row, column, path) for name, column in wanted.items()})
-        for row in _rows(path, settings.text)
-    ]
+    columns = tuple(dict.fromkeys(wanted.values()))
+    if path.is_dir():
+        rows = _saved_rows(path, columns, settings)
+    else:
+        rows = _file_rows(path, columns, is_public=is_public)
+    found: list[Text] = []
+    kinds: set[type] = set()  # of the persons' ids
+    for row in rows:
+        text = Text(**{name: _plain(row[column], column, path) for name, column in wanted.items()})
+        if settings.person:
+            if not text.person:
+                continue
+            is_number = isinstance(row[settings.person], bool | int | float)
+            kinds.add(float if is_number else str)
+        found.append(text)
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{path.name}: column {settings.person!r} must hold ids of one type: is the text '1' "
+            "the person 1, or another?"
+        )
+    return found
 
 
 def public_lines(path: Path) -> list[str]:
     """Return the lines of a text file that is declared public."""
-    return [line for line in _opened(path).read().splitlines() if line.strip()]
+    return [line for line in _lines(_content(path, is_public=True)) if line.strip()]
 
 
 @dataclass(frozen=True)
@@ -160,7 +189,8 @@ def load_records(
     has_label = not packing.is_causal
     texts = read_texts(root / settings.path, settings, has_label=has_label)
     if not texts:
-        raise ValueError(f"text.path: {settings.path} holds no texts.")
+        of = " of a person" if settings.person else ""
+        raise ValueError(f"text.path: {settings.path} holds no texts{of}.")
     n_units = len({text.person for text in texts}) if settings.person else len(texts)
     held: list[Text] = []
     n_held = 0
@@ -174,7 +204,9 @@ def load_records(
     is_public = bool(settings.public_test)
     if is_public:
         alone = replace(settings, person="")
-        held = read_texts(root / settings.public_test, alone, has_label=has_label)
+        held = read_texts(root / settings.public_test, alone, has_label=has_label, is_public=True)
+        if not held:
+            raise ValueError(f"text.public_test: {settings.public_test} holds no texts.")
         if has_label and not all(text.label in settings.classes for text in held):
             raise ValueError("the file text.public_test has a class that text.classes lacks.")
         packing = replace(packing, settings=alone)
@@ -209,29 +241,104 @@ def _split(texts: list[Text], settings: "TextSettings") -> tuple[list[Text], lis
     return train, [text for text, held in zip(texts, is_held, strict=True) if held]
 
 
-def _rows(path: Path, column: str) -> Iterator[Mapping[str, object]]:
-    if path.is_dir():
-        from datasets import (  # pyright: ignore[reportMissingImports]  # of the extra `text`
-            load_from_disk,
-        )
+Row = Mapping[str, object]
 
-        yield from load_from_disk(str(path))
-        return
-    kind = _format(path)
-    stream = _opened(path)
+
+def _saved_rows(path: Path, columns: Sequence[str], settings: "TextSettings") -> Iterator[Row]:
+    """Yield the rows of a folder that `datasets` saved."""
+    from datasets import (  # pyright: ignore[reportMissingImports]  # of the extra `text`
+        DatasetDict,
+        load_from_disk,
+    )
+
+    try:
+        loaded = load_from_disk(str(path))
+    except Exception:  # which one is raised depends on the file that is missing or broken
+        raise ValueError(f"{path} holds no data set that `datasets` saved.") from None
+    if isinstance(loaded, DatasetDict):
+        parts = ", ".join(map(str, loaded))
+        raise ValueError(f"{path} holds several data sets: name the folder of one ({parts}).")
+    found: Any = loaded  # Any: the stubs say that rows may be columns
+    _require_columns(found.column_names, columns, path)
+    # The names of a column of classes, if the recipe writes classes as names.
+    names = getattr(found.features.get(settings.label), "names", None) or ()
+    if not set(settings.classes) <= set(names):
+        names = ()
+    try:
+        for row in found.select_columns(list(columns)).with_format(None):
+            label = row.get(settings.label)
+            if isinstance(label, int) and 0 <= label < len(names):
+                row[settings.label] = names[label]
+            yield row
+    except (OSError, ValueError):
+        raise ValueError(f"{path} holds no data set that `datasets` saved.") from None
+
+
+def _file_rows(path: Path, columns: Sequence[str], *, is_public: bool) -> Iterator[Row]:
+    """Yield the rows of a file. A row ends where its line ends: at a line feed, and nowhere else.
+
+    (A form feed or a separator of Unicode inside a text would otherwise make two records of one.)
+    Only a quoted cell of a CSV file may go over several lines.
+    """
+    kind, content = _format(path), _content(path, is_public=is_public)
     if kind == ".txt":
-        yield from ({column: line} for line in stream.read().splitlines() if line.strip())
-    elif kind == ".jsonl":
-        for line in stream:
+        for line in _lines(content):
             if line.strip():
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"{path.name}: each line must be one JSON object.")
-                yield row
+                yield dict.fromkeys(columns, line)
+    elif kind == ".jsonl":
+        yield from _json_rows(content, columns, path)
     else:
-        csv.field_size_limit(_MOST_FIELD)
-        quoting = csv.QUOTE_NONE if kind == ".tsv" else csv.QUOTE_MINIMAL
-        yield from csv.DictReader(stream, delimiter=_SEPARATORS[kind], quoting=quoting)
+        cells = _csv_cells(content, path) if kind == ".csv" else _tsv_cells(content)
+        header = next(cells, None)
+        if header is None:
+            return
+        _require_columns(header, columns, path)
+        places = [header.index(column) for column in columns]
+        for row in cells:
+            found = (row[place] if place < len(row) else None for place in places)
+            yield dict(zip(columns, found, strict=True))
+
+
+def _json_rows(content: str, columns: Sequence[str], path: Path) -> Iterator[Row]:
+    for line in _lines(content):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path.name}: each line must be one JSON object.")
+        _require_columns(row, columns, path)
+        yield row
+
+
+def _csv_cells(content: str, path: Path) -> Iterator[list[str]]:
+    csv.field_size_limit(_MOST_FIELD)
+    try:
+        yield from filter(None, csv.reader(io.StringIO(content, newline="\n"), strict=True))
+    except csv.Error:
+        raise ValueError(
+            f"{path.name} is no CSV file that can be read: a quote is not closed or stands inside "
+            f"a cell, a line ends with a carriage return alone, or a cell is above {_MOST_FIELD:,} "
+            "characters."
+        ) from None
+
+
+def _tsv_cells(content: str) -> Iterator[list[str]]:
+    return (line.split("\t") for line in _lines(content) if line)
+
+
+def _lines(content: str) -> Iterator[str]:
+    return (line.removesuffix("\r") for line in content.split("\n"))
+
+
+def _require_columns(found: Iterable[str], columns: Sequence[str], path: Path) -> None:
+    names = list(found)
+    for column in columns:
+        if (times := names.count(column)) != 1:
+            how_often = "no" if not times else "more than one"
+            raise ValueError(f"{path.name} has {how_often} column {column!r}.")
 
 
 def _format(path: Path) -> str:
@@ -241,15 +348,31 @@ def _format(path: Path) -> str:
     return kind
 
 
-def _opened(path: Path) -> io.TextIOBase:
+def _content(path: Path, *, is_public: bool) -> str:
     if not path.is_file():
         raise ValueError(f"there is no text file at {path}.")
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return io.StringIO(raw.decode("utf-8", errors="replace"), newline="")
+    raw = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error):
+            raise ValueError(f"{path.name} cannot be unpacked: it is no whole .gz file.") from None
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in raw[:_HEAD]:
+        raise ValueError(f"{path.name} is not text in UTF-8.")
+    try:
+        text = raw.decode("utf-8", errors="strict" if is_public else "replace")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is not text in UTF-8.") from None
+    return text.removeprefix("\ufeff")
 
 
-def _cell(row: Mapping[str, object], column: str, path: Path) -> str:
-    if column not in row:
-        raise ValueError(f"{path.name} has no column {column!r}.")
-    value = row[column]
-    return "" if value is None else str(value)
+def _plain(value: object, column: str, path: Path) -> str:
+    """Return the text of a cell; empty if it is missing. 1, 1.0 and the text "1" are equal."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | bool | int | float | date):
+        raise ValueError(f"{path.name}: column {column!r} must hold texts or numbers.")
+    # A tokenizer takes neither halves of surrogate pairs nor, in some cases, null characters.
+    return str(value).encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")

@@ -41,19 +41,29 @@ def train_tokenizer(public: Iterable[str], *, size: int) -> Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a local folder, with a token for padding and one for the end."""
+    """Return the tokenizer of a local folder, with a token for padding and one for the end.
+
+    The end is the token that separates texts where there is no other, as in BERT.
+    """
     from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]  # of `text`
 
     try:
         found = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as wrong:
+        knows_letters = bool(found("tacit", add_special_tokens=False)["input_ids"])
+    except Exception as wrong:  # the libraries below raise what they like
+        missing = isinstance(wrong, ImportError) and "sentencepiece" in str(wrong)
+        also = " It needs the package sentencepiece." if missing else ""
         raise ValueError(
-            f"language_model.tokenizer: there is no tokenizer that can be read in {folder}."
-        ) from wrong
+            f"language_model.tokenizer: there is no tokenizer that can be read in {folder}.{also}"
+        ) from None
+    if not knows_letters:  # what is made of a folder without the files of a vocabulary
+        raise ValueError(f"language_model.tokenizer: the tokenizer in {folder} has no vocabulary.")
     if found.eos_token_id is None:
-        raise ValueError("the tokenizer has no end-of-text token (eos_token): give it one.")
+        if found.sep_token_id is None:
+            raise ValueError("the tokenizer has no end-of-text token (eos_token): give it one.")
+        found.eos_token = found.sep_token
     if found.pad_token_id is None:  # as in GPT-2: padding is never looked at nor counted
         found.pad_token = found.eos_token
     return found

@@ -1,9 +1,10 @@
 """Checks that training trains: every declared weight moves, counts in the loss, and is used.
 
-Two silent mistakes waste a run. The optimizer holds other weights than those declared, so an
-adapter stays as it was; or text and scores come from a model without the trained weights.
-`TrainedWeights` finds both after the first steps. It looks at released weights and at public tokens
-alone, so it costs nothing and reveals nothing.
+Silent mistakes waste a run. The optimizer holds other weights than those declared, so an adapter
+stays as it was; or text and scores come from a model without the trained weights, or with a part of
+them; or the files that are left behind hold others. `TrainedWeights` finds them after the first
+steps, and again whenever it is asked: each time it compares with the weights of the time before. It
+looks at released weights and at public tokens alone, so it costs nothing and reveals nothing.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _SHOWN = 3  # names in a message
+_PARTS = 4  # into which adapters, and the other weights, are divided
+_CLOSE = 1e-5  # what outputs may differ by if weights are equal, as a share of the largest
 
 
 class UntrainedWeights(TacitError):
@@ -31,7 +34,8 @@ class TrainedWeights:
     >>> weights.require_moved()
     Traceback (most recent call last):
     tacit.text.trained_weights.UntrainedWeights: 1 of 2 trainable weights did not move in the first
-    steps: bias. Give the optimizer the trainable weights of the model that is trained.
+    steps: bias. Give the optimizer the trainable weights of the model that is trained, and a
+    learning rate that changes them.
     """
 
     def __init__(self, model: "nn.Module") -> None:
@@ -40,10 +44,25 @@ class TrainedWeights:
             raise UntrainedWeights(
                 "the model has no trainable weight: set requires_grad for those to train."
             )
+        if any(_is_adapter(name) for name, _ in model.named_parameters()):
+            frozen = [
+                name
+                for name, p in model.named_parameters()
+                if _is_adapter(name) and not p.requires_grad
+            ]
+            if frozen:
+                raise UntrainedWeights(
+                    f"{len(frozen)} weights of adapters are frozen: {_some(frozen)}. Make the "
+                    "adapter that is to be trained the only one, and the active one."
+                )
+        self.renew()
+
+    def renew(self) -> None:
+        """Compare with the present weights from now on."""
         self._before = {name: p.detach().clone() for name, p in self._weights.items()}
 
     def require_moved(self) -> None:
-        """Raise unless every weight differs from its value before the first step."""
+        """Raise unless every weight differs from its value at the start or the last `renew`."""
         import torch
 
         still = [n for n, p in self._weights.items() if torch.equal(p, self._before[n])]
@@ -51,7 +70,7 @@ class TrainedWeights:
             raise UntrainedWeights(
                 f"{len(still)} of {len(self._weights)} trainable weights did not move in the first "
                 f"steps: {_some(still)}. Give the optimizer the trainable weights of the model "
-                "that is trained."
+                "that is trained, and a learning rate that changes them."
             )
 
     def require_counted(self, loss: Callable[[], "Tensor"]) -> None:
@@ -62,47 +81,108 @@ class TrainedWeights:
         import torch
 
         with torch.enable_grad():
+            value = loss()
+            if not bool(value.isfinite().all()):
+                raise _diverged("the loss")
             found = torch.autograd.grad(
-                loss().sum(), list(self._weights.values()), allow_unused=True
+                value.sum(), list(self._weights.values()), allow_unused=True
             )
         unused = [
             name
             for name, gradient in zip(self._weights, found, strict=True)
             if gradient is None or not bool(gradient.abs().max() > 0)
         ]
+        if any(g is not None and not bool(g.isfinite().all()) for g in found):
+            raise _diverged("the gradient of the loss")
         if unused:
+            advice = "Freeze them, or use them in the forward pass."
+            if len(unused) == len(self._weights):
+                advice = "Use the model that is trained, or lower a learning rate that is too high."
             raise UntrainedWeights(
                 f"the loss does not depend on {len(unused)} of {len(self._weights)} trainable "
-                f"weights: {_some(unused)}. Freeze them, or use them in the forward pass."
+                f"weights: {_some(unused)}. {advice}"
             )
 
     def require_used(self, output: Callable[[], "Tensor"], *, of: str) -> None:
-        """Raise unless `output` changes when the weights are set back to their first values.
+        """Raise unless `output` changes when weights are set back to their earlier values.
 
-        `output` is what the model writes or scores by, computed from public tokens; `of` names it.
+        That is tried for all weights, and then for parts of them: output that uses a trained head
+        on the model without its adapter differs, too, from what it was. `output` is what the model
+        writes or scores by, computed from public tokens; `of` names it.
         """
         import torch
 
         with torch.no_grad():
             trained = output()
-            now = {name: p.detach().clone() for name, p in self._weights.items()}
-            try:
-                self._set(self._before)
-                first = output()
-            finally:
-                self._set(now)
-            again = output()
-        if torch.equal(trained, first) or not torch.equal(trained, again):
+            if not bool(trained.isfinite().any()):
+                raise _diverged(of)
+            trained = trained.nan_to_num()
+            unused = [
+                part
+                for part in self._parts()
+                if torch.equal(trained, self._without(part, output).nan_to_num())
+            ]
+            again = output().nan_to_num()
+        if not torch.equal(trained, again):
+            raise UntrainedWeights(
+                f"{of} is random: it gives two outputs for one input. Switch dropout off."
+            )
+        if not unused:
+            return
+        if unused[0] == list(self._weights):
             raise UntrainedWeights(
                 f"{of} does not use the trained weights: its output on public tokens is the same "
                 "with the weights from before training. Use the model that is trained."
-                if torch.equal(trained, first)
-                else f"{of} is random: it gives two outputs for one input. Switch dropout off."
             )
+        names = [name for part in unused for name in part]
+        raise UntrainedWeights(
+            f"{of} does not use {len(names)} of {len(self._weights)} trained weights: "
+            f"{_some(names)}. Use the model that is trained, with its adapter."
+        )
+
+    def _parts(self) -> list[list[str]]:
+        """Return the names of all weights, then those of adapters and others in parts of each."""
+        parts = [list(self._weights)]
+        for is_adapter in (True, False):
+            names = [name for name in self._weights if _is_adapter(name) == is_adapter]
+            size = max(2, -(-len(names) // _PARTS))
+            parts += [names[start : start + size] for start in range(0, len(names), size)]
+        return parts
+
+    def _without(self, names: list[str], output: Callable[[], "Tensor"]) -> "Tensor":
+        """Return the output with the earlier values of some weights."""
+        now = {name: self._weights[name].detach().clone() for name in names}
+        try:
+            self._set({name: self._before[name] for name in names})
+            return output()
+        finally:
+            self._set(now)
 
     def _set(self, values: "dict[str, Tensor]") -> None:
-        for name, parameter in self._weights.items():
-            parameter.data.copy_(values[name])
+        for name, value in values.items():
+            self._weights[name].data.copy_(value)
+
+
+def require_saved(trained: "Tensor", loaded: "Tensor") -> None:
+    """Raise unless a model that was loaded from the files gives the outputs of the trained one."""
+    if trained.shape != loaded.shape or not bool(
+        (trained - loaded).abs().max() <= _CLOSE * trained.abs().max()
+    ):
+        raise UntrainedWeights(
+            "the saved files give a model with other outputs than the trained one: they do not "
+            "hold all trained weights."
+        )
+
+
+def _diverged(of: str) -> UntrainedWeights:
+    return UntrainedWeights(
+        f"{of} gives no finite number on public tokens: training has diverged. Start anew with a "
+        "lower learning rate."
+    )
+
+
+def _is_adapter(name: str) -> bool:
+    return "lora_" in name
 
 
 def _some(names: list[str]) -> str:

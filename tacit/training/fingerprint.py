@@ -369,7 +369,7 @@ def _parts_of_tensor(tensor: Tensor) -> Iterator[Any]:  # Any: bytes
     if isinstance(tensor, DTensor):
         return  # its shards are on other ranks; every step's noise depends on them all
     if tensor.layout == torch.strided and _is_freed(tensor):
-        found.update(b"no numbers")
+        yield b"no numbers"
         return
     flat = tensor.detach().reshape(-1)
     size = max(1, _BYTES // max(1, flat.element_size()))

@@ -262,7 +262,7 @@ count = 0
 
 def stop(*given):
     global count
-    count += not (given and given[0].stage)  # steps count, not what comes before them
+    count += not (given and given[0].doing)  # steps count, not what comes before them
     if count == at:
         os.kill(os.getpid(), how)
 

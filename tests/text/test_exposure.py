@@ -33,3 +33,11 @@ def test_secrets_differ_from_their_references():
         assert len({canary.text, *canary.references}) == 100
     with pytest.raises(ValueError, match="below 10"):
         make_canaries(1, digits=2, references=100, seed=0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_without_finite_losses_knows_nothing(value):
+    canaries = make_canaries(3, digits=6, references=100, seed=0)
+    assert exposures(canaries, lambda texts: [value] * len(texts)).mean < CHANCE
+    own = exposures(canaries, lambda texts: [value] + [1.0] * (len(texts) - 1))
+    assert own.bits == (0.0, 0.0, 0.0)

@@ -1,12 +1,15 @@
 """A recipe becomes a run folder that transformers and peft load; it resumes, and checks itself."""
 
+import copy
 import json
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from slow_cases import one_fast
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'tacit[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'tacit[text]'")
@@ -16,8 +19,8 @@ from tacit.errors import WeakGuarantee
 from tacit.experiments import Recipe, RunFolder
 from tacit.mechanisms import optimal_bands
 from tacit.report import verify_run, write_page
-from tacit.text import UntrainedWeights, finetune, finetune_run
-from tacit.text.finetune_run import _materials
+from tacit.text import UntrainedWeights, finetune, finetune_run, materials
+from tacit.text.materials import read_materials
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers and peft
 GOOD, BAD = ["bright", "quick", "quiet", "kind"], ["dull", "slow", "noisy", "rude"]
@@ -44,15 +47,22 @@ def root(tmp_path_factory):
         (folder / name).write_text("\n".join(["label\ttext\twho", *rows(n)]))
     public = [row.split("\t")[1] for row in rows(80)] + [DIGITS] * 20
     (folder / "public.txt").write_text("\n".join(public))
+    for name, config in (("llama", LLAMA), ("gpt2", GPT2)):
+        made = read_materials(recipe(config), folder)
+        made.model(0).save_pretrained(folder / name)
+        made.tokenizer.save_pretrained(folder / name)
     return folder
 
 
 def recipe(config=LLAMA, *, text=None, finetune=None, model=None, **sections):
+    """Return a recipe of a model with random weights; with LoRA, those that `root` has saved."""
+    own = {"tokenizer_text": "public.txt", "tokenizer_size": 300, "config": config}
+    if (finetune or {}).get("train") == "lora" and "path" not in (model or {}):
+        own = {"path": config["model_type"]}
     given = {
         "method": "finetune",
         "text": {"path": "train.tsv", "length": 12} | (text or {}),
-        "language_model": {"tokenizer_text": "public.txt", "tokenizer_size": 300, "config": config}
-        | (model or {}),
+        "language_model": own | (model or {}),
         "finetune": {"epochs": 1, "batch_size": 60} | (finetune or {}),
         "privacy": {"epsilon": 8.0, "delta": 1e-4},
         "run": {"seed": 0, "checkpoint_seconds": 0.0},
@@ -67,11 +77,15 @@ CLASSES = {"classes": ["0", "1"], "public_test": "test.tsv"}
 
 def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     chosen = recipe(
-        text={"public_test": "test.tsv", "is_public": True},
+        text={"public_test": "test.tsv", "is_public": True, "length": 48},
         canaries={"count": 2, "references": 20, "repeats": 2},
         samples={"count": 1, "prompts": ["the staff"], "tokens": 5},
     )
-    facts = finetune(chosen, tmp_path, root=root)
+    shown = []
+    facts = finetune(chosen, tmp_path, root=root, on_progress=lambda p: shown.append(p.doing))
+    told = " | ".join(shown)  # work that may take long, before the steps and after them
+    for doing in ("reading the texts", "planning", "texts mix", "twin", "samples", "canary 2"):
+        assert doing in told
     assert facts.epsilon <= 8.0
     assert facts.n_records == 244  # canaries count as records
     assert facts.utility.metric == "perplexity"
@@ -79,6 +93,8 @@ def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     page = write_page(tmp_path).read_text()
     assert not verify_run(tmp_path)
     assert "mean exposure" in page
+    cost = facts.utility.mean - facts.utility.non_private[0].value
+    assert f"privacy costs {cost:.4f}" in page
     assert "the staff" in page
     found = json.loads((tmp_path / "exposure.json").read_text())
     assert set(found["models"]) == {"private", "without privacy"}
@@ -90,11 +106,16 @@ def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     assert verify_run(tmp_path)  # its hash is part of the facts
 
 
-def test_an_adapter_is_loaded_by_peft_and_gives_the_same_scores(root, tmp_path):
+def test_an_adapter_is_loaded_by_peft_and_gives_the_same_scores(root, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a network was asked")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    base = _materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
+    base = read_materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
     base.model(0).save_pretrained(tmp_path / "base")
     base.tokenizer.save_pretrained(tmp_path / "base")
     model = {"config": {}, "tokenizer_text": "", "path": str(tmp_path / "base")}
@@ -105,7 +126,7 @@ def test_an_adapter_is_loaded_by_peft_and_gives_the_same_scores(root, tmp_path):
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
     plain.config.pad_token_id = AutoTokenizer.from_pretrained(tmp_path / "base").pad_token_id
     adapted = PeftModel.from_pretrained(plain, tmp_path / "run").eval()
-    found = _materials(chosen, root).dataset
+    found = read_materials(chosen, root).dataset
     with torch.no_grad():
         logits = adapted(input_ids=torch.from_numpy(found.x_test)).logits
     right = float((logits.argmax(1).numpy() == found.y_test).mean())
@@ -132,7 +153,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(root, tmp_path):
     assert finetune(chosen, tmp_path / "a", root=root).created == resumed.created
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", one_fast(["full", "lora"], every=2))
 def test_correlated_noise_is_chosen_billed_shown_and_resumed(root, tmp_path, train):
     def kill(progress):
         if progress.step == 9:
@@ -178,7 +199,7 @@ def test_persons_are_the_unit_and_a_paid_score_is_part_of_the_bill(root, tmp_pat
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_nothing_crosses_from_one_sequence_to_another(root, config):
-    made = _materials(recipe(config), root)
+    made = read_materials(recipe(config), root)
     model = made.model(0)
     loss = made.loss(model)
     ids, targets = (torch.from_numpy(a[:4]) for a in (made.dataset.x_train, made.dataset.y_train))
@@ -192,17 +213,17 @@ def test_nothing_crosses_from_one_sequence_to_another(root, config):
 
 
 def test_padding_does_not_matter_to_an_encoder(root):
-    made = _materials(recipe(BERT, text=CLASSES, finetune=CLASSIFY), root)
+    made = read_materials(recipe(BERT, text=CLASSES, finetune=CLASSIFY), root)
     model = made.model(0)
     assert made.loss(model).has_mask
-    decoder = _materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
+    decoder = read_materials(recipe(text=CLASSES, finetune=CLASSIFY), root)
     assert not decoder.loss(decoder.model(0)).has_mask
 
 
 def test_losses_by_sequence_and_by_token(root):
     losses = {}
     for per in ("sequence", "token"):
-        made = _materials(recipe(finetune={"loss": per}), root)
+        made = read_materials(recipe(finetune={"loss": per}), root)
         model = made.model(0)
         batch = tuple(torch.from_numpy(a[:3]) for a in (made.dataset.x_train, made.dataset.y_train))
         with torch.no_grad():
@@ -211,7 +232,7 @@ def test_losses_by_sequence_and_by_token(root):
     np.testing.assert_allclose(losses["token"] * 12, losses["sequence"] * counted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", one_fast(["lora", "full"], every=2))
 def test_bfloat16_and_checkpointing(root, tmp_path, train):
     made = recipe(model={"bf16": True, "checkpointing": True}, finetune={"train": train})
     assert finetune(made, tmp_path, root=root).epsilon <= 8.0
@@ -240,7 +261,80 @@ def test_an_optimizer_that_ignores_its_weights_stops_the_run(root, tmp_path, mon
         finetune(recipe(finetune={"train": "lora"}), tmp_path, root=root)
 
 
-def test_generation_that_ignores_the_adapter_stops_the_run(root, tmp_path, monkeypatch):
+def ignoring(monkeypatch, of, change):
+    """Let generation, or evaluation, use what `change` makes of the loop from the third step on."""
+    name = {"generation": "next_logits", "evaluation": "scores_of"}[of]
+    own = getattr(finetune_run, name)
+
+    def planted(loop, *given):
+        if loop.private.steps_taken > 2:
+            return change(loop, lambda: own(loop, *given))
+        return own(loop, *given)
+
+    monkeypatch.setattr(finetune_run, name, planted)
+
+
+def disabled(loop, act):
+    with loop.model.disable_adapter():
+        found = act()
+        if callable(found):  # generation: it is used after this block
+            return lambda ids: _disabled(loop, found, ids)
+        return found
+
+
+def _disabled(loop, found, ids):
+    with loop.model.disable_adapter():
+        return found(ids)
+
+
+def stale(loop, act):
+    """What a copy of the model from the third step gives."""
+    if not hasattr(loop, "copied"):
+        loop.copied = copy.deepcopy(loop.model)
+    return _with_model(loop, loop.copied, act)
+
+
+def merged(loop, act):
+    if not hasattr(loop, "copied"):
+        loop.copied = copy.deepcopy(loop.model).merge_and_unload()
+    return _with_model(loop, loop.copied, act)
+
+
+def other(loop, act):
+    """A new adapter of another name is active."""
+    if "other" not in loop.model.peft_config:
+        loop.model.add_adapter("other", loop.model.peft_config["default"])
+    loop.model.set_adapter("other")
+    return act()
+
+
+def _with_model(loop, model, act):
+    own, loop.model = loop.model, model
+    try:
+        found = act()
+        if callable(found):
+            return lambda ids: loop.loss.logits(model, ids)
+        return found
+    finally:
+        loop.model = own
+
+
+SIX_STEPS = {"train": "lora", "epochs": 1.5}
+PLANTED = [disabled, stale, merged, other]
+
+
+@pytest.mark.parametrize("of", ["generation", "evaluation"])
+@pytest.mark.parametrize("change", one_fast(PLANTED, every=4))
+def test_a_model_that_is_exchanged_after_the_first_check_stops_the_run(
+    root, tmp_path, monkeypatch, of, change
+):
+    ignoring(monkeypatch, of, change)
+    with pytest.raises(UntrainedWeights, match=r"does not use|did not move"):
+        finetune(recipe(finetune=SIX_STEPS), tmp_path, root=root)
+    assert not (tmp_path / "facts.json").exists()
+
+
+def test_an_adapter_that_is_switched_off_for_generation_stops_the_run(root, tmp_path, monkeypatch):
     def base(loop):
         def logits(ids):
             with loop.model.disable_adapter():
@@ -253,8 +347,95 @@ def test_generation_that_ignores_the_adapter_stops_the_run(root, tmp_path, monke
         finetune(recipe(finetune={"train": "lora"}), tmp_path, root=root)
 
 
+def test_a_classifier_that_is_scored_without_its_adapter_stops_the_run(root, tmp_path, monkeypatch):
+    """Its head is trained, so that its scores do change."""
+    own = finetune_run.scores_of
+
+    def without(loop, *given):
+        for layer in _adapted(loop.model):
+            layer._disable_adapters = True
+        try:
+            return own(loop, *given)
+        finally:
+            for layer in _adapted(loop.model):
+                layer._disable_adapters = False
+
+    monkeypatch.setattr(finetune_run, "scores_of", without)
+    with pytest.raises(UntrainedWeights, match=r"evaluation does not use \d+ of \d+ trained"):
+        finetune(recipe(text=CLASSES, finetune=CLASSIFY | {"train": "lora"}), tmp_path, root=root)
+
+
+def _adapted(model):
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def test_an_optimizer_of_copies_stops_the_run(root, tmp_path, monkeypatch):
+    own = finetune_run.make_optimizer
+
+    def of_copies(model, rate, **options):
+        return own(copy.deepcopy(model), rate, **options)
+
+    monkeypatch.setattr(finetune_run, "make_optimizer", of_copies)
+    with pytest.raises((UntrainedWeights, ValueError), match=r"optimizer|did not move"):
+        finetune(recipe(finetune={"train": "lora"}), tmp_path, root=root)
+
+
+def test_an_adapter_that_is_frozen_beside_a_trained_head_stops_the_run(root, tmp_path, monkeypatch):
+    own = materials.build_model
+
+    def headed(*given, **options):
+        model = own(*given, **options)
+        for name, p in model.named_parameters():
+            p.requires_grad_("lora_" not in name and p.requires_grad)
+        return model
+
+    monkeypatch.setattr(materials, "build_model", headed)
+    chosen = recipe(text=CLASSES, finetune=CLASSIFY | {"train": "lora"})
+    with pytest.raises(UntrainedWeights, match="weights of adapters are frozen"):
+        finetune(chosen, tmp_path, root=root)
+
+
+@pytest.mark.parametrize("train", one_fast(["lora", "full"], every=2))
+def test_files_with_the_weights_of_another_step_stop_the_run(root, tmp_path, monkeypatch, train):
+    own = finetune_run.saved_files
+
+    def stale_files(model, tokenizer, recipe):
+        before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name in before:
+                    p.mul_(0.99)
+        try:
+            return own(model, tokenizer, recipe)
+        finally:
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    if name in before:
+                        p.copy_(before[name])
+
+    monkeypatch.setattr(finetune_run, "saved_files", stale_files)
+    with pytest.raises(UntrainedWeights, match="saved files give a model with other outputs"):
+        finetune(recipe(finetune={"train": train}), tmp_path, root=root)
+
+
+def test_weights_are_checked_as_steps_double_and_at_the_end():
+    def checked(steps, first, resumed_at=1):
+        every = range(1, steps + 1)
+        return [s for s in every if finetune_run.is_checked(s, steps, first, resumed_at=resumed_at)]
+
+    assert checked(100, 2) == [2, 4, 8, 16, 32, 100]
+    assert checked(100, 3) == [3, 6, 12, 24, 48, 100]
+    assert checked(3, 2) == [2, 3]
+    assert checked(1, 2) == [1]
+    assert checked(100, 2, resumed_at=21) == [2, 4, 8, 16, 21, 32, 100]
+    assert checked(100, 2, resumed_at=99) == [2, 4, 8, 16, 32, 100]
+
+
 @pytest.mark.parametrize(
-    "privacy", [{"epsilon": 30.0, "delta": 1e-4}, {"epsilon": 8.0, "delta": 0.1}]
+    "privacy",
+    one_fast([{"epsilon": 30.0, "delta": 1e-4}, {"epsilon": 8.0, "delta": 0.1}], every=2),
 )
 def test_a_weak_guarantee_is_warned_of(root, tmp_path, privacy):
     with pytest.warns(WeakGuarantee):
@@ -272,7 +453,7 @@ def test_a_missing_gpu_is_named_before_anything_is_paid(root, tmp_path):
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
     made = recipe(
-        text={"public_test": "test.tsv", "is_public": True},
+        text={"public_test": "test.tsv", "is_public": True, "length": 48},
         finetune={"train": train},
         canaries={"count": 2, "references": 20},
         samples={"count": 1, "tokens": 5},
@@ -318,6 +499,8 @@ def test_adam_has_the_noise_of_its_steps_as_floor(bands):
 
 
 def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):
+    if not (root / "linked.tsv").exists():
+        os.link(root / "train.tsv", root / "linked.tsv")
     wrong = [
         (recipe(text={"path": ""}), "text.path must name"),
         (recipe(finetune=CLASSIFY), "needs text.classes"),
@@ -327,8 +510,122 @@ def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):
         (recipe(text={"public_test": "test.tsv", "evaluation": "paid"}), "exclude each other"),
         (recipe(canaries={"count": 1}, text=CLASSES, finetune=CLASSIFY), "canaries are for"),
         (recipe(model={"tokenizer_text": ""}), "needs tokenizer or tokenizer_text"),
+        (recipe(text={"public_test": "train.tsv"}), "public_test must be public text"),
+        (recipe(text={"public_test": "linked.tsv"}), "public_test must be public text"),
+        (recipe(text=CLASSES | {"classes": ["0", "0", "1"]}, finetune=CLASSIFY), "a class twice"),
+        (recipe(text=CLASSES | {"prompt": "who"}, finetune=CLASSIFY), "text.prompt is for task"),
+        (recipe(text={"sequences_per_person": 2}), "above 1 needs text.person"),
+        (recipe(privacy={"epsilon": 8.0, "unit": "person"}), "the unit of these texts is a record"),
+        (recipe(privacy={"epsilon": 8.0, "unit": "visit"}, text={"person": "who"}), "is a person"),
+        (recipe(canaries={"count": 1}), "canaries take 4. tokens, and text.length is 12"),
+        (recipe(finetune={"train": "lora"}, model={"path": ""}), "lora needs language_model.path"),
+        (recipe(finetune={"train": "lora", "lora_targets": ["no"]}), "lora_targets do not fit"),
+        (recipe(GPT2, text={"length": 65}), "the model has 64 positions"),
+        (recipe({"model_type": "t5"}), "has an encoder and a decoder"),
+        (recipe(BERT), "depends on later tokens"),
     ]
     for number, (chosen, message) in enumerate(wrong):
         folder = tmp_path / str(number)
         with pytest.raises(ValueError, match=message):
             finetune(chosen, folder, root=root)
+        assert not folder.exists()  # so that the mended recipe may use it
+
+
+@pytest.mark.parametrize("changed", one_fast(["base", "public_test"], every=2))
+def test_a_run_does_not_go_on_with_other_public_files(root, tmp_path, changed):
+    """Its checkpoint holds all weights, so its adapter would fit no model in the end."""
+
+    def kill(progress):
+        if progress.step == 2:
+            raise Killed
+
+    shutil.copytree(root, tmp_path / "root")
+    chosen = recipe(text={"public_test": "test.tsv"}, finetune={"train": "lora"})
+    with pytest.raises(Killed):
+        finetune(chosen, tmp_path / "run", root=tmp_path / "root", on_progress=kill)
+    if changed == "base":
+        other = tmp_path / "root/llama/model.safetensors"
+        content = bytearray(other.read_bytes())
+        content[-1] ^= 1
+        other.write_bytes(content)
+        name = "language_model.path"
+    else:
+        with (tmp_path / "root/test.tsv").open("a") as stream:
+            stream.write("\n0\tone more\tp99")
+        name = "text.public_test"
+    with pytest.raises(ValueError, match=f"{name} changed since the run"):
+        finetune(chosen, tmp_path / "run", root=tmp_path / "root")
+
+
+def test_a_diverged_run_ends_with_a_sentence(root, tmp_path):
+    with pytest.raises(UntrainedWeights, match=r"diverged|learning rate that is too high"):
+        finetune(recipe(finetune={"learning_rate": 1e30}), tmp_path, root=root)
+
+
+@pytest.mark.parametrize("task", ["causal", "classification"])
+def test_a_paid_score_of_no_text_or_of_undeclared_classes_raises_nothing(root, tmp_path, task):
+    """Whether a coin holds any text out, and which classes those have, is private."""
+    rows = [f"{i % 3}\tthe room was {i}" for i in range(5)]
+    (tmp_path / "few.tsv").write_text("\n".join(["label\ttext", *rows]))
+    (tmp_path / "public.txt").write_text((root / "public.txt").read_text())
+    held = []
+    for seed in range(30):
+        text = {"path": "few.tsv", "evaluation": "paid", "split_seed": seed}
+        text |= {"classes": ["0", "1"]} if task == "classification" else {}
+        chosen = recipe(GPT2, text=text, finetune={"task": task, "batch_size": 2, "epochs": 0.5})
+        held.append((len(read_materials(chosen, tmp_path).dataset.x_test), chosen))
+    for n_held in (0, 1):
+        chosen = next(one for n, one in held if n == n_held)
+        facts = finetune(chosen, tmp_path / f"run{n_held}", root=tmp_path)
+        assert facts.epsilon <= 8.0
+        assert facts.n_records == 5  # less a tenth, rounded, whatever the coins say
+
+
+def test_every_saved_file_is_in_the_certificate(root, tmp_path):
+    chosen = recipe(finetune={"train": "lora"}, samples={"count": 0})
+    facts = finetune(chosen, tmp_path, root=root)
+    ours = {"recipe.toml", "run.ledger", "facts.json", "adapter_model.safetensors", "data.json"}
+    found = {p.name for p in tmp_path.iterdir() if not p.name.startswith((".", "run."))}
+    assert set(facts.files) == found - ours
+    write_page(tmp_path)
+    for name in ("adapter_config.json", "tokenizer.json", "inputs.json"):
+        content = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(content + " ")
+        assert verify_run(tmp_path), name
+        (tmp_path / name).write_text(content)
+    assert not verify_run(tmp_path)
+
+
+PLACES = ["reading the texts", "planning", "texts mix", "step 1", "step 2", "step 4", "twin",
+          "saving", "samples", "canary 2"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluation", ["none", "paid"])
+def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(root, tmp_path, evaluation):
+    is_paid = evaluation == "paid"
+    text = {"evaluation": evaluation, "is_public": True, "length": 48}
+    chosen = recipe(
+        text=text | ({} if is_paid else {"public_test": "test.tsv"}),
+        finetune={"train": "lora"},
+        canaries={"count": 2, "references": 20},
+        samples={"count": 1, "prompts": ["the staff"], "tokens": 3},
+    )
+
+    def kill_at(place):
+        def act(progress):
+            if place in (progress.doing or f"step {progress.step}"):
+                raise Killed
+
+        return act
+
+    for place in PLACES:
+        with pytest.raises(Killed):
+            finetune(chosen, tmp_path / "a", root=root, on_progress=kill_at(place))
+    resumed = finetune(chosen, tmp_path / "a", root=root)
+    whole = finetune(chosen, tmp_path / "b", root=root)
+    assert resumed.epsilon == whole.epsilon <= 8.0
+    assert resumed.model_sha256 == whole.model_sha256
+    assert resumed.files == whole.files
+    write_page(tmp_path / "a")
+    assert not verify_run(tmp_path / "a")

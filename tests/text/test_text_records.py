@@ -132,3 +132,120 @@ def test_canaries_are_records_of_their_own(tmp_path):
     settings = TextSettings(path="x.txt")
     found = load_records(settings, packing(), root=tmp_path, canaries=["s e", "s e"])
     assert found.n_records == 4
+
+
+SECRET = "zebrafish"
+
+
+def read(folder, name, content, **options):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    settings = TextSettings(**options)
+    return read_texts(folder / name, settings, has_label=False)
+
+
+@pytest.mark.parametrize("kind", ["txt", "tsv", "jsonl"])
+@pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_a_line_is_one_record_whatever_is_in_it(tmp_path, kind, mark):
+    """Two records made of one would be two lots of influence at the price of one."""
+    text = f"one{mark}two"
+    lines = {"txt": [text, "three"], "tsv": ["text", text, "three"]}
+    lines["jsonl"] = [json.dumps({"text": t}, ensure_ascii=False) for t in (text, "three")]
+    found = read(tmp_path, f"x.{kind}", "\r\n".join(lines[kind]))
+    assert [t.text for t in found] == [text, "three"]
+
+
+def test_a_quoted_cell_may_go_over_lines(tmp_path):
+    found = read(tmp_path, "x.csv", 'text\r\n"one\r\ntwo"\r\n\r\nthree\r\n')
+    assert [t.text for t in found] == ["one\r\ntwo", "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", f'text\na\n"{SECRET}', "quote is not closed"),
+        ("x.csv", f'text\n"a" {SECRET}\n', "quote is not closed"),
+        ("x.csv", f"text\ra\r{SECRET}\r", "carriage return alone"),
+        ("x.csv", f"text,text\na,{SECRET}\n", "more than one column 'text'"),
+        ("x.tsv", f"text\ttext\na\t{SECRET}\n", "more than one column 'text'"),
+        ("x.csv", "body\n", "no column 'text'"),
+        ("x.tsv", f"{SECRET}\n".encode("utf-16"), "is not text in UTF-8"),
+        ("x.txt", b"a\0b", "is not text in UTF-8"),
+        ("x.txt.gz", SECRET.encode(), "no whole .gz file"),
+        ("x.txt.gz", gzip.compress(SECRET.encode() * 99)[:-9], "no whole .gz file"),
+        ("x.jsonl", f'{{"text": "{SECRET}', "must be one JSON object"),
+        ("x.jsonl", f'["{SECRET}"]', "must be one JSON object"),
+        ("x.jsonl", "[" * 99_999, "must be one JSON object"),
+        ("x.jsonl", f'{{"body": "{SECRET}"}}', "no column 'text'"),
+        ("x.jsonl", f'{{"text": ["{SECRET}"]}}', "must hold texts or numbers"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_in_one_sentence(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        read(tmp_path, name, content)
+    assert SECRET not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
+def test_private_bytes_and_signs_that_no_tokenizer_takes_are_replaced(tmp_path):
+    """An error would reveal that a record has them."""
+    assert read(tmp_path, "x.tsv", b"\xef\xbb\xbftext\ncaf\xe9\n")[0].text == "caf\ufffd"
+    found = read(tmp_path, "x.jsonl", '{"text": "a\\ud800b\\u0000c"}')
+    assert found[0].text == "a?b\ufffdc"
+    (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match="is not text in UTF-8"):
+        read_texts(tmp_path / "x.txt", TextSettings(), has_label=False, is_public=True)
+
+
+def test_equal_numbers_are_one_person_and_mixed_ids_are_refused(tmp_path):
+    rows = '{"text": "a", "who": 1}\n{"text": "b", "who": 1.0}\n{"text": "c", "who": 2}'
+    found = read(tmp_path, "x.jsonl", rows, person="who")
+    assert [t.person for t in found] == ["1", "1", "2"]
+    with pytest.raises(ValueError, match="must hold ids of one type"):
+        read(tmp_path, "y.jsonl", rows + '\n{"text": "d", "who": "1"}', person="who")
+
+
+@pytest.mark.parametrize("missing", ["null", '""', "NaN"])
+def test_a_text_of_nobody_is_left_out(tmp_path, missing):
+    """It could be anybody's, so it belongs to no unit."""
+    content = f'{{"text": "a", "who": "p"}}\n{{"text": "b", "who": {missing}}}'
+    assert [t.text for t in read(tmp_path, "x.jsonl", content, person="who")] == ["a"]
+    nobody = f'{{"text": "b", "who": {missing}}}'
+    (tmp_path / "z.jsonl").write_text(nobody)
+    settings = TextSettings(path="z.jsonl", person="who")
+    with pytest.raises(ValueError, match="holds no texts of a person"):
+        load_records(settings, replace(packing(), settings=settings), root=tmp_path)
+
+
+def test_no_person_can_be_a_canary(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a", "who": "\0canary 0"}))
+    settings = TextSettings(path="x.jsonl", person="who")
+    own = replace(packing(), settings=settings)
+    found = load_records(settings, own, root=tmp_path, canaries=["s"])
+    assert found.persons is not None
+    assert len(set(found.persons.ids)) == found.n_records == 2
+
+
+@pytest.mark.parametrize("classes", [("0", "1"), ("no", "yes")])
+def test_a_saved_folder_of_datasets_holds_the_same_texts(tmp_path, classes):
+    datasets = pytest.importorskip("datasets", reason="pip install 'tacit[text]'")
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+            "other": datasets.Value("int64"),
+        }
+    )
+    rows = {"text": ["a", None, "c"], "label": [0, 1, 1], "other": [1, 2, 3]}
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    saved.save_to_disk(tmp_path / "one")
+    settings = TextSettings(classes=classes)
+    found = read_texts(tmp_path / "one", settings, has_label=True)
+    assert [t.text for t in found] == ["a", "", "c"]
+    assert [t.label for t in found] == [classes[0], classes[1], classes[1]]
+    with pytest.raises(ValueError, match="no column 'body'"):
+        read_texts(tmp_path / "one", TextSettings(text="body"), has_label=True)
+    datasets.DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "two")
+    with pytest.raises(ValueError, match=r"several data sets.*\(train, test\)"):
+        read_texts(tmp_path / "two", settings, has_label=True)
+    with pytest.raises(ValueError, match="holds no data set"):
+        read_texts(tmp_path, settings, has_label=True)

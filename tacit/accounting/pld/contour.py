@@ -355,6 +355,8 @@ class Contour:
             density = dot(self.density[0], cos) + dot(self.density[1], sin)
             density += self.density_error + self.density_phase * epsilon
             eta = self.smoothing
+            if not eta**2 / 8 < 600.0:
+                return Bracket.of_delta(0.0, value + both)
             lower -= eta**2 * math.exp(eta**2 / 8) * scale * max(density, 0.0) * (1 + relative)
         return Bracket.of_delta(lower, value + both)
 

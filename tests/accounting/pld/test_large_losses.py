@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from tacit import accounting
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.large_losses import chernoff_if_added, log_moments_if_added, mark_losses
 from tacit.accounting.pld.pairs import directions
@@ -114,3 +115,13 @@ def test_the_closed_form_for_an_added_record_is_an_upper_bound(rate, sigma, step
         exact = DirectionPrice(added, tolerance=1e-6).epsilon(delta)
         assert exact.lower <= chernoff_if_added(added, delta) <= 3 * exact.upper
         assert chernoff_if_added(removed, delta) == math.inf
+
+
+@pytest.mark.slow
+def test_smoothing_over_a_wide_range_leaves_a_bracket():
+    """A group of two at a noise of a thousandth: the smoothed law is wider than exp can say."""
+    noise = 0.0010023738899348528
+    group = accounting.for_group(Repeated(PoissonSampled(0.5, Gaussian(noise)), 2), 2)
+    found = accounting.PLD().bracket(group, delta=1e-4)
+    whole = accounting.epsilon(Repeated(Gaussian(noise / 2), 2), delta=1e-4)
+    assert 0 < found.lower <= found.upper <= whole * (1 + 1e-8)
