@@ -430,14 +430,14 @@ def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypa
 @pytest.mark.parametrize(("share", "shown"), [(0.0, [12]), (1e9, [6, 12])])
 def test_no_metric_is_shown_before_the_state_is_saved(tmp_path, monkeypatch, share, shown):
     monkeypatch.setattr("tacit.experiments.training_run._SAVING_SHARE", share)
-    save, saved, measured, stages = Session._save, [], [], []
+    save, saved, measured, doings = Session._save, [], [], []
 
     def saving(session):
         saved.append(session.private.steps_taken)
         save(session)
 
     def show(progress):
-        stages.append(progress.stage)
+        doings.append(progress.doing)
         if progress.is_measured:
             assert progress.metric["step"] == progress.step == saved[-1]
             measured.append(progress.step)
@@ -452,5 +452,5 @@ def test_no_metric_is_shown_before_the_state_is_saved(tmp_path, monkeypatch, sha
         6,
         12,
     ]
-    assert stages[0] == "reading the records"
-    assert stages[2:] == 13 * [""]
+    assert doings[0] == "reading the records"
+    assert doings[2:] == 13 * [""]

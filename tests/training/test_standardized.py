@@ -47,7 +47,7 @@ def summed(model: nn.Module, engine: str, dtype: torch.dtype, **options) -> torc
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_rule_gives_the_sum_of_the_loop_over_examples(monkeypatch, bound, views, dtype):
-    monkeypatch.setattr(generic, "_by_autograd", None)  # the rule does without it
+    monkeypatch.setattr(generic, "pull_back_by_autograd", None)  # the rule does without it
     options = {"clip": Flat(bound), "augmentations": views}
     expected = summed(network(), "loop", dtype, **options)
     found = summed(network(), "bookkeeping", dtype, **options)

@@ -46,8 +46,9 @@ def test_one_step_enters_few_files_and_frames(problem):
     private._isolation.next_check = float("inf")  # a step without a test of isolation
     files, frames = traced_step(private, next(lots))
     # 18 before rounding was charged, noise lay on a grid, errors of the program were withheld, and
-    # weights were compared with those that the optimizer left.
-    assert len(files) <= 21, " ".join(sorted(files))
+    # weights were compared with those that the optimizer left; 21 before large releases of noise
+    # were compiled.
+    assert len(files) <= 22, " ".join(sorted(files))
     assert frames[0] == "Private.step"
     assert len(frames) <= 8, " > ".join(frames)
 
