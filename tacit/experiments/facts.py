@@ -355,7 +355,15 @@ def file_hash(path: Path) -> str:
 
 def package_hash() -> str:
     """Return a hash over the names and contents of all files of the installed package."""
-    root, found = Path(tacit.__file__).parent, hashlib.sha256()
+    return folder_hash(Path(tacit.__file__).parent)
+
+
+def folder_hash(root: Path) -> str:
+    """Return a hash over the names and contents of all files below a folder.
+
+    Files that Python caches do not count.
+    """
+    found = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             found.update(path.relative_to(root).as_posix().encode() + b"\0")

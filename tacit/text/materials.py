@@ -4,7 +4,6 @@ Everything here is read or refused before there is a run folder, but for the has
 files, which a run that goes on compares with those it began with.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from tacit._untrusted import read_json
 from tacit.datasets import Dataset
-from tacit.experiments import INPUTS, Recipe, RunFolder, require_device
+from tacit.experiments import INPUTS, Recipe, RunFolder, file_hash, folder_hash, require_device
 from tacit.text.exposure import Canary, make_canaries
 from tacit.text.language_model import SequenceLoss, build_model, evaluating
 from tacit.text.text_records import Packing, load_records, public_lines
@@ -155,12 +154,8 @@ def _inputs(materials: Materials) -> Iterator[tuple[str, str]]:
     }
     for name, place in places.items():
         if place:
-            path, total = root / place, hashlib.sha256()
-            files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-            for file in files:
-                with file.open("rb") as stream:
-                    total.update(hashlib.file_digest(stream, "sha256").digest())
-            yield name, total.hexdigest()
+            path = root / place
+            yield name, file_hash(path) if path.is_file() else folder_hash(path)
 
 
 def _require_settings(recipe: Recipe) -> None:
