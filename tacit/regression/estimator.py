@@ -25,7 +25,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, PlannedPayment, PlanningLedger
 from tacit.mechanisms import GaussianMechanism, Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.ledger_file import LedgerFile
@@ -201,37 +201,20 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         return tags
 
 
-class _Planned(Exception):
-    """Raised in place of a payment, with the event that would be paid."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self.event = event
-
-
-class _PlanningLedger:
-    """What an estimator sees as its ledger while its fit is planned."""
-
-    def __init__(self, relation: Relation) -> None:
-        self.relation = relation
-
-    def spend(self, event: Event, **_: Any) -> None:
-        raise _Planned(event)
-
-
 def planned_event(estimator: Any, fit: Callable[[Any], Any]) -> Event:
     """Return the event that `fit` would pay for, given a copy of the estimator.
 
     Nothing is paid or released. Raises what the fit would raise before its payment. Any: the
     estimators share no type.
     """
-    ledger = _PlanningLedger(Relation(estimator.relation))
+    ledger = PlanningLedger(relation=Relation(estimator.relation), unit="user")
+    ledger.declare_one_record_each()  # so that it takes fits for records and fits for users
     copy = type(estimator)(**{**estimator.get_params(deep=False), "ledger": ledger})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit itself will warn
         try:
             fit(copy)
-        except _Planned as planned:
+        except PlannedPayment as planned:
             return planned.event
     raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
 
