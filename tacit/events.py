@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from tacit._check import in_closed_unit, non_negative, positive, whole
 from tacit._participation import participation_norm
@@ -32,6 +32,26 @@ class Relation(StrEnum):
     """Both have the same size, and one record has other values."""
     ZERO_OUT = "zero_out"
     """Both have the same size, and one record contributes nothing. Its slot is still sampled."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"relation must be one of {', '.join(cls)}, got {value!r}.")
+
+    @classmethod
+    def agreed(cls, given: "Relation | str | None", paid_under: "Relation | None") -> "Relation":
+        """Return the `given` relation, which must be that of the ledger, if a ledger pays.
+
+        None takes the ledger's, or `ADD_REMOVE` without a ledger.
+        """
+        if given is None:
+            return paid_under or cls.ADD_REMOVE
+        relation = cls(given)
+        if paid_under not in (None, relation):
+            raise ValueError(
+                f"relation must be that of the ledger, {paid_under}, got {relation}. "
+                "Pass relation=ledger.relation."
+            )
+        return relation
 
 
 @dataclass(frozen=True)

@@ -133,17 +133,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _relation(self, ledger: Ledger | LedgerFile | None) -> Relation:
         """Return the neighboring relation; raise if `ledger`, which pays, uses another relation."""
-        try:
-            relation = Relation(self.relation)
-        except ValueError:
-            names = ", ".join(str(member) for member in Relation)
-            raise ValueError(f"relation must be one of {names}, got {self.relation!r}.") from None
-        if ledger is not None and ledger.relation is not relation:
-            raise ValueError(
-                f"relation must be that of the ledger, {ledger.relation}, got {relation}. "
-                "Pass relation=ledger.relation."
-            )
-        return relation
+        return Relation.agreed(Relation(self.relation), ledger and ledger.relation)
 
     def _pay(self, event: Event, detail: str, *, is_user: bool = False) -> None:
         """Spend `event` on the ledger, if there is one; call this before any release.
