@@ -84,7 +84,7 @@ class Bands(NamedTuple):
     noise: float
 
 
-class _Found(NamedTuple):
+class _Strategy(NamedTuple):
     """The sampler and the strategy of a run."""
 
     sampler: "sampling.Poisson | sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream"
@@ -147,7 +147,7 @@ class Banded:
         sampler: object,
         also: tuple[Event, ...],
         relation: Relation,
-    ) -> _Found:
+    ) -> _Strategy:
         """Return sampler and strategy of a run; the arguments are those of `make_plan`."""
         if sampler is not None and not isinstance(sampler, sampling.FixedOrder | sampling.Stream):
             raise ValueError(
@@ -169,7 +169,7 @@ class Banded:
             raise ValueError("restart is for a FixedOrder or Stream: give one as sampler.")
         bands = min(bands, steps)
         column = tuple(optimal_bands(steps, bands).tolist())
-        return _Found(_sampler(sampler, bands, batch_size, n_records), column)
+        return _Strategy(_sampler(sampler, bands, batch_size, n_records), column)
 
 
 def refuse_changes(**given: object) -> None:
