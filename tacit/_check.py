@@ -31,6 +31,11 @@ def in_closed_unit(*, advice: str = "", **named: object) -> float:
     return _real(named, "in [0, 1]", lambda x: 0 <= x <= 1, advice)
 
 
+def within(least: float, most: float, *, advice: str = "", **named: object) -> float:
+    """Return the one keyword argument as a float; raise if it is outside the range."""
+    return _real(named, f"within {least:g} and {most:g}", lambda x: least <= x <= most, advice)
+
+
 def whole(*, least: int = 0, advice: str = "", **named: object) -> int:
     """Return the one keyword argument as an int; raise unless it is whole, `least` to 10^18."""
     ((name, value),) = named.items()

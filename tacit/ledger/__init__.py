@@ -15,6 +15,7 @@ from tacit.ledger.pending import any_pending, is_pending, paid_once
 from tacit.ledger.planning import PlannedPayment, PlanningLedger
 from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
+from tacit.ledger.relation import agreed_relation
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
 from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
@@ -33,6 +34,7 @@ __all__ = [
     "Verification",
     "Witness",
     "WitnessMark",
+    "agreed_relation",
     "any_pending",
     "connect",
     "is_pending",

@@ -25,7 +25,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
-from tacit.ledger import Ledger, PlannedPayment, PlanningLedger
+from tacit.ledger import Ledger, PlannedPayment, PlanningLedger, agreed_relation
 from tacit.mechanisms import GaussianMechanism, Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.ledger_file import LedgerFile
@@ -133,7 +133,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _relation(self, ledger: Ledger | LedgerFile | None) -> Relation:
         """Return the neighboring relation; raise if `ledger`, which pays, uses another relation."""
-        return Relation.agreed(Relation(self.relation), ledger and ledger.relation)
+        return agreed_relation(Relation(self.relation), ledger and ledger.relation)
 
     def _pay(self, event: Event, detail: str, *, is_user: bool = False) -> None:
         """Spend `event` on the ledger, if there is one; call this before any release.

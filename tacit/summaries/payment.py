@@ -34,7 +34,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, Relation
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, agreed_relation
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng, Seed, generator
 from tacit.summaries.error_law import Spread
 
@@ -92,7 +92,7 @@ class Terms:
         return cls(
             epsilon=positive(epsilon=terms["epsilon"]),
             delta=float(delta),
-            relation=Relation.agreed(terms.get("relation"), ledger and ledger.relation),
+            relation=agreed_relation(terms.get("relation"), ledger and ledger.relation),
             ledger=ledger,
             rng=generator(terms.get("rng")),
             confidence=in_open_unit(confidence=terms.get("confidence", 0.95)),
