@@ -243,13 +243,6 @@ def relative_weights(
     return np.clip(weights, 0.0, largest) / largest
 
 
-def one_of(options: Sequence[str], **named: object) -> None:
-    """Raise an error if the value of the single keyword argument is not one of `options`."""
-    ((name, value),) = named.items()
-    if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}.")
-
-
 def number_classes(
     labels: NDArray[Any], classes: Sequence[Any] | None
 ) -> tuple[NDArray[Any], Floats]:

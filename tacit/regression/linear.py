@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
-from tacit._check import boolean, in_open_unit
+from tacit._check import boolean, in_open_unit, one_of
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, one_of, public_size, relative_weights
+from tacit.regression.estimator import PrivateRegressor, public_size, relative_weights
 from tacit.regression.functional import FunctionalPlan
 from tacit.regression.intervals import Ends, Inference, InferenceMixin
 from tacit.regression.newton import NewtonFit, NewtonPlan
