@@ -33,9 +33,7 @@ at_least_one: Callable[..., object] = partial(whole, least=1)
 def number_of_bands(**named: int | str) -> None:
     """Raise unless the value of the named setting is "auto" or an allowed number of bands."""
     if list(named.values()) != ["auto"]:
-        value = whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
-        if value > MOST_BANDS:
-            raise ValueError(f"{', '.join(named)} must be at most {MOST_BANDS}, got {value}.")
+        whole(**named, least=1, most=MOST_BANDS)  # type: ignore[arg-type]  # it raises for text
 
 
 def setting(default: T, rule: Callable[..., object]) -> T:

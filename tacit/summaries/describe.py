@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from tacit import events as ev
 from tacit._arrays import Flags, Indices
+from tacit._check import within
 from tacit.events import Event
 from tacit.summaries.averages import DEGREE, mean_interval, variance_interval
 from tacit.summaries.bernstein import MomentSums, moment_block, moment_sums
@@ -351,8 +352,7 @@ def _check_schema(
     flags: Mapping[str, ArrayLike], terms: Terms, share: float, tolerated: float
 ) -> tuple[Event, ...]:
     """Pay for the check of the schema and return its event; raise if a column is hopeless."""
-    if not 0 <= share <= 0.5:
-        raise ValueError(f"check_share must be in [0, 0.5], got {share}.")
+    within(0, 0.5, check_share=share)
     if share == 0:
         return ()
     found = count_outside(

@@ -123,11 +123,10 @@ class Banded:
     restart: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bands != "auto" and whole(bands=self.bands, least=1) > MOST_BANDS:
-            raise ValueError(f"bands must be at most {MOST_BANDS}, got {self.bands}.")
+        if self.bands != "auto":
+            whole(bands=self.bands, least=1, most=MOST_BANDS)
         in_closed_unit(average=self.average)
-        if whole(most_bands=self.most_bands, least=1) > MOST_BANDS:
-            raise ValueError(f"most_bands must be at most {MOST_BANDS}, got {self.most_bands}.")
+        whole(most_bands=self.most_bands, least=1, most=MOST_BANDS)
         whole(memory=self.memory)
         if self.restart is not None:
             whole(restart=self.restart, least=1)
