@@ -16,7 +16,7 @@ from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
-from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
+from tacit.ledger.witness import FileWitness, WitnessMark
 
 __all__ = [
     "Budget",
@@ -26,16 +26,13 @@ __all__ = [
     "Ledger",
     "Plan",
     "Remaining",
-    "ServerWitness",
     "Verification",
-    "Witness",
     "WitnessMark",
     "any_pending",
     "connect",
     "is_pending",
     "move",
     "paid_once",
-    "serve",
     "server_address",
     "without_password",
 ]
