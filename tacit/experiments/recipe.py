@@ -292,12 +292,19 @@ class RegressionSettings(_Settings, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
     method: str = _choice(
-        "auto", "functional", "adassp", "gradient", "sgd", "descent", "objective", "frank-wolfe"
+        "auto", "functional", "adassp", "gradient", "descent", "objective", "frank-wolfe"
     )
-    """Linear: functional, adassp or gradient. Logistic: gradient, descent, sgd or objective.
+    """Linear: functional, adassp or gradient. Logistic: gradient, descent or objective.
     frank-wolfe is for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
     """Of frank-wolfe: largest sum of absolute scaled coefficients; default by the budget."""
+
+    def __post_init__(self) -> None:
+        if self.method == "sgd":
+            raise ValueError(
+                "regression.method 'sgd' is gone: write 'gradient', or 'descent' for a wide table."
+            )
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
