@@ -49,7 +49,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         For indicators also set `norm`, which reduces the noise; see `Bounds`.
     method
         `"gradient"`, noisy gradients with Newton steps (`irls`); `"objective"`, objective
-        perturbation, for two classes only; `"descent"`, noisy descent without second moments, for sparse or wide tables. `"auto"` is
+        perturbation, for two classes only; `"descent"`, noisy descent without second moments, for
+        sparse or wide tables. `"auto"` is
         `"descent"` for sparse tables and above 2,000 columns, `"objective"` if public facts (number
         of records and of features, budget) show that noise hides the second moments, and else
         `"gradient"`.
