@@ -3,13 +3,7 @@
 The bill is the epsilon that was charged for the run; a valid lower bound above it proves a bug.
 """
 
-from tacit.auditing.canaries import (
-    GradientCanaries,
-    InputCanaries,
-    flip_coins,
-    mislabeled,
-    random_inputs,
-)
+from tacit.auditing.canaries import GradientCanaries, flip_coins
 from tacit.auditing.event_test import BillTest, noise_bound, refute_event
 from tacit.auditing.inversion import fit_softmax, invert, likeness, reconstruct
 from tacit.auditing.lira import (
@@ -18,7 +12,6 @@ from tacit.auditing.lira import (
     best_tpr,
     calibrated,
     halves,
-    inner_products,
     lira,
     logit_confidence,
     minus_loss,
@@ -43,7 +36,6 @@ __all__ = [
     "BillTest",
     "Finding",
     "GradientCanaries",
-    "InputCanaries",
     "MechanismAudit",
     "Result",
     "SequentialTest",
@@ -61,20 +53,17 @@ __all__ = [
     "gaussian_threshold_test",
     "halves",
     "holm",
-    "inner_products",
     "invert",
     "joined",
     "likeness",
     "lira",
     "logit_confidence",
     "minus_loss",
-    "mislabeled",
     "noise_bound",
     "noise_findings",
     "one_run",
     "one_run_gaussian",
     "plan_guesses",
-    "random_inputs",
     "reconstruct",
     "recorded",
     "refute_event",

@@ -50,11 +50,6 @@ def read_rows(
     return take_rows(rows, _some_of_each(rows.persons, path, records_per_person))
 
 
-def read_features(path: str | Path, schema: Schema) -> np.ndarray:
-    """Return the encoded features of a table that needs no target, to predict from. Private."""
-    return read_rows(path, schema, training=False).x
-
-
 def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     """Return the declared columns of a table as `Column.plain` reads them. Private.
 
