@@ -37,7 +37,6 @@ ALGORITHMS = {
     "PATE classifier": "pate/classifier.py",
     "GNMax": "pate/gnmax.py",
     "Laplace noisy max": "pate/laplace_max.py",
-    "smooth sensitivity": "pate/smooth_sensitivity.py",
     "one-run audit": "auditing/one_run.py",
     "LiRA": "auditing/lira.py",
     "canaries": "auditing/canaries.py",

@@ -265,15 +265,13 @@ class AnswerSettings(_Settings, section="answers"):
     threshold_noise: float | None = None
     most: int | None = None
     """Stop after this many answers; with a threshold, this limit bounds the claimed cost."""
-    sanitized: bool = False
-    """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.threshold is None) != (self.threshold_noise is None):
             raise ValueError("answers.threshold and answers.threshold_noise go together.")
-        if self.mechanism == "laplace" and (self.sanitized or self.threshold is not None):
-            raise ValueError("answers.threshold and answers.sanitized need gaussian noise.")
+        if self.mechanism == "laplace" and self.threshold is not None:
+            raise ValueError("answers.threshold needs gaussian noise.")
 
     def aggregator(self, n_teachers: int) -> Aggregator:
         """Return the aggregator that these settings describe."""

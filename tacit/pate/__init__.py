@@ -20,7 +20,6 @@ from tacit.pate.classifier import OverlapWarning, PATEClassifier, spend_budget
 from tacit.pate.gnmax import ConfidentGNMax, GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.laplace_max import LaplaceMax
-from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
 from tacit.pate.teachers import (
     KernelTeacher,
@@ -33,7 +32,6 @@ from tacit.pate.teachers import (
     train_stacked_teachers,
     train_teachers,
 )
-from tacit.pate.vote_analysis import PrivateCurve
 from tacit.pate.votes import NO_ANSWER, Aggregator, TeacherError, count_votes
 
 __all__ = [
@@ -47,10 +45,7 @@ __all__ = [
     "LaplaceMax",
     "OverlapWarning",
     "PATEClassifier",
-    "PrivateCurve",
     "Progress",
-    "SanitizedCost",
-    "Sanitizer",
     "SpreadStudent",
     "Stacked",
     "StackedTeachers",
@@ -60,7 +55,6 @@ __all__ = [
     "character_features",
     "count_votes",
     "partition",
-    "publish_cost",
     "spend_budget",
     "spread_queries",
     "train_stacked_teachers",

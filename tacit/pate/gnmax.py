@@ -15,16 +15,7 @@ from tacit._check import in_closed_unit, positive
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, Rng, Seed
 from tacit.pate.journal import Journal
-from tacit.pate.vote_analysis import (
-    ORDERS,
-    PrivateCurve,
-    as_votes,
-    gnmax_rdp,
-    gnmax_rdp_exact,
-    threshold_rdp,
-    threshold_rdp_exact,
-)
-from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries
+from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries, as_votes
 
 
 @dataclass(frozen=True)
@@ -49,10 +40,6 @@ class GNMax(Aggregator):
         return GaussianMechanism(
             self.sigma / math.sqrt(2), l2_sensitivity=math.sqrt(2), replace_factor=1.0
         )
-
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        price = gnmax_rdp_exact if tight else gnmax_rdp
-        return price(counts, sigma=self.sigma, orders=orders)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +79,6 @@ class ConfidentGNMax(Aggregator):
         if is_clear.any():
             labels[is_clear] = super()._release(queries.at(is_clear), pay, random)
         return labels
-
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        return GNMax(self.sigma_answer)._answer_rdp(counts, orders, tight=tight)
-
-    def _check_rdp(self, leads: Floats, orders: Floats, *, tight: bool) -> Floats:
-        price = threshold_rdp_exact if tight else threshold_rdp
-        return price(leads, threshold=self.threshold, sigma=self.sigma_threshold, orders=orders)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,22 +129,6 @@ class InteractiveGNMax(ConfidentGNMax):
         is_sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
         labels[is_sure] = probabilities[is_sure].argmax(axis=1)
         return labels
-
-    def private_cost(  # type: ignore[override]  # as in answer
-        self,
-        votes: ArrayLike,
-        student_probabilities: ArrayLike,
-        labels: ArrayLike | None = None,
-        *,
-        orders: ArrayLike = ORDERS,
-        tight: bool = False,
-    ) -> PrivateCurve:
-        """Return the private Rényi cost of releasing `labels`, computed from the votes.
-
-        Labels that the student gave are counted as answers of the teachers.
-        """
-        queries, _ = _compare_with_student(votes, student_probabilities)
-        return super().private_cost(queries, labels, orders=orders, tight=tight)
 
 
 def _compare_with_student(votes: ArrayLike, probabilities: ArrayLike) -> tuple[Queries, Floats]:

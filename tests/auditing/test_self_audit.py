@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from _smooth_sensitivity import Sanitizer
 
 import tacit
 from tacit import mechanisms, pate, regression, training
@@ -354,7 +355,7 @@ def test_every_aggregator_is_audited():
 @pytest.mark.parametrize("n", few_or_many(60, 300))
 def test_a_published_cost_holds_its_bill(n):
     def attack(inside, rng, loud):
-        sanitizer = pate.Sanitizer(beta=0.02, noise_multiplier=2.0 / loud, margin=0.0)
+        sanitizer = Sanitizer(beta=0.02, noise_multiplier=2.0 / loud, margin=0.0)
         both = [[[70, 30]], [[71, 29]]]
         costs = [sanitizer.release(both[one], sigma=5.0, rng=rng) for one in inside.astype(int)]
         return Attack(sanitizer.event, -np.array(costs), inside)

@@ -11,7 +11,6 @@ from scipy import stats
 
 from tacit.mechanisms import (
     GaussianMechanism,
-    SecureGenerator,
     StatisticalGenerator,
     generator,
     secure_generator,

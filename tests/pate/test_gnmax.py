@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from _pate_costs import winner_log_probabilities
 
 import tacit
 from tacit import Ledger
@@ -15,7 +16,6 @@ from tacit.pate import (
     InteractiveGNMax,
     LaplaceMax,
 )
-from tacit.pate.vote_analysis import winner_log_probabilities
 
 CONFIDENT = ConfidentGNMax(threshold=80, sigma_threshold=10.0, sigma_answer=8.0)
 
@@ -60,7 +60,6 @@ def test_answers_follow_the_noise_law():
 
 def test_a_class_without_votes_is_no_trouble():
     assert LaplaceMax(2.0).answer([[0, 50, 0, 0]], rng=0).tolist() == [1]
-    assert GNMax(2.0).private_cost([[0, 50, 0, 0]], tight=True).private_epsilon(delta=1e-5) >= 0
 
 
 def test_an_agreeing_student_spares_queries_and_answers_itself():
@@ -75,7 +74,6 @@ def test_an_agreeing_student_spares_queries_and_answers_itself():
     assert labels.tolist() == [0, 0, NO_ANSWER]
     answers = [e for e in ledger.history() if e.event == Gaussian(8 / math.sqrt(2), 1.0)]
     assert len(answers) == 1
-    assert aggregator.private_cost(votes, student, labels).values.min() > 0
     with pytest.raises(ValueError, match="student_probabilities"):
         aggregator.answer(votes, [[0.5, 0.5]])
     with pytest.raises(ValueError, match="student_probabilities"):
