@@ -30,7 +30,7 @@ ALGORITHMS = {
     "Poisson sampling": "sampling.py",
     "functional mechanism": "regression/functional.py",
     "AdaSSP": "regression/adassp.py",
-    "noisy gradient descent": "regression/sgd.py",
+    "noisy gradient descent": "regression/gradient.py",
     "objective perturbation": "regression/objective.py",
     "Frank-Wolfe": "regression/frank_wolfe.py",
     "transfer": "regression/transfer.py",

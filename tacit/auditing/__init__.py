@@ -25,7 +25,7 @@ from tacit.auditing.partition_audit import audit_partition
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
 from tacit.auditing.sequential import SequentialTest
-from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
+from tacit.auditing.threshold import threshold_test
 from tacit.auditing.training_audit import audit_training, user_findings
 from tacit.auditing.training_setup import TrainingSetup
 from tacit.auditing.user_audit import scores_by_user
@@ -49,8 +49,6 @@ __all__ = [
     "calibrated",
     "fit_softmax",
     "flip_coins",
-    "gaussian_fit",
-    "gaussian_threshold_test",
     "halves",
     "holm",
     "invert",

@@ -70,22 +70,6 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     return {name: [values[k] for k in kept] for name, values in found.items()}
 
 
-def read_chunks(
-    path: str | Path, schema: Schema, *, rows: int = _ROWS
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded.
-
-    Rows without a target are left out.
-    """
-    schema.target_column  # noqa: B018  # raises if there is none
-    if schema.unit == "person":
-        raise ValueError("a table with a column of type person is read whole: see read_rows.")
-    for cells in read_cell_chunks(Path(path), schema, schema.needed, rows=rows):
-        found = schema.encode_rows(cells)
-        assert found.y is not None  # the schema has a target
-        yield found.x[found.has_target], found.y[found.has_target]
-
-
 def frame_chunks(
     frames: Iterable[Any], needed: Sequence[str]
 ) -> Iterator[Mapping[str, Cells]]:  # Any: data frames of several libraries

@@ -26,7 +26,7 @@ from tacit.errors import BudgetExceeded, WeakGuarantee
 from tacit.events import Event, Gaussian
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.gnmax import GNMax, InteractiveGNMax
+from tacit.pate.gnmax import GNMax
 from tacit.pate.journal import Journal
 from tacit.pate.student import SpreadStudent, checked_queries, spread_queries
 from tacit.pate.teachers import (
@@ -190,11 +190,6 @@ class PATEClassifier:
             return GNMax(self._spending(n_public or 1000, n_classes).sigma)
         if self.delta is not None:
             raise ValueError("delta must be given together with epsilon, got delta alone.")
-        if isinstance(self.aggregator, InteractiveGNMax):
-            raise TypeError(
-                "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
-                "Call its answer() yourself between rounds."
-            )
         return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's

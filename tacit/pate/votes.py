@@ -14,7 +14,6 @@ from them:
 | `LaplaceMax` | winner of counts + Laplace noise | `Laplace(scale / 2)` |
 | `GNMax` | winner of counts + Gaussian noise | `Gaussian(sigma / sqrt(2))` |
 | `ConfidentGNMax` | nothing, unless a noisy check finds a clear winner | a check, then GNMax |
-| `InteractiveGNMax` | the same, where a student is still unsure | a check, then GNMax |
 
 The ledger is charged with these data-independent events. The number of answers that follow the
 checks is known only as they are released. A budget is therefore kept by the ledger's filter.
@@ -26,13 +25,13 @@ arXiv:2210.17520). A cost computed from votes is smaller, but private, and never
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit import events
-from tacit._arrays import Floats, Indices
+from tacit._arrays import Indices
 from tacit._check import whole
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.events import Event, Repeated
@@ -72,26 +71,12 @@ class TeacherError(TacitError):
     """
 
 
-class Queries(NamedTuple):
-    """Private vote counts of some queries, and for each query its `lead`.
-
-    The lead is the number that a check compares with its threshold, usually the highest count.
-    """
-
-    counts: Indices  # (queries, classes)
-    leads: Floats  # (queries,)
-
-    def at(self, index: NDArray[Any]) -> "Queries":
-        """Return the queries that `index` selects."""
-        return Queries(self.counts[index], self.leads[index])
-
-
 class Aggregator(ABC):
     """Rule that answers queries by a noisy vote; it pays for answers before it releases them."""
 
     def answer(
         self,
-        votes: ArrayLike | Queries,
+        votes: ArrayLike,
         *,
         ledger: Ledger | None = None,
         rng: Seed = None,
@@ -106,7 +91,7 @@ class Aggregator(ABC):
         Parameters
         ----------
         votes
-            Private counts of shape (queries, classes), or `Queries` made from them.
+            Private counts of shape (queries, classes).
         ledger
             Pays for each block before it is released; None keeps no record. When the ledger
             refuses a payment, the remaining queries stay unanswered. `BudgetExceeded` is raised if
@@ -126,11 +111,11 @@ class Aggregator(ABC):
         """
         if ledger is not None:
             ledger.require_unit(is_user=by_user)
-        queries = _as_queries(votes)
+        counts = as_votes(votes)
         payer = Ledger() if ledger is None else ledger
         random = generator(rng)
         block = whole(block=block, least=1)
-        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
+        labels = np.full(len(counts), NO_ANSWER, dtype=np.int64)
         known: list[int] = []
         if journal is not None:
             random = journal.fresh(random)
@@ -150,7 +135,7 @@ class Aggregator(ABC):
         while len(waiting) and left > 0:
             now = waiting[: min(block, left)]  # stays within max_answers if all are answered
             try:
-                released = self._release(queries.at(now), pay, random)
+                released = self._release(counts[now], pay, random)
             except BudgetExceeded:
                 if strict or not has_paid:
                     raise
@@ -185,13 +170,13 @@ class Aggregator(ABC):
         """Mechanism that decides whether a query is answered; None if every query is."""
         return None
 
-    def _release(self, queries: Queries, pay: Pay, random: Rng) -> Indices:
+    def _release(self, counts: Indices, pay: Pay, random: Rng) -> Indices:
         """Pay for one block of queries, then return the noisy winners."""
-        pay(self._mechanism.event, len(queries.counts))
-        return self._mechanism.release(queries.counts, random).argmax(axis=1)
+        pay(self._mechanism.event, len(counts))
+        return self._mechanism.release(counts, random).argmax(axis=1)
 
 
-def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
+def as_votes(votes: ArrayLike) -> Indices:
     """Return `votes` as whole numbers (queries, classes); raise unless each teacher votes once.
 
     Every row must add up to the number of teachers. Error messages never show a count, because
@@ -208,8 +193,7 @@ def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
         raise ValueError("votes must be whole numbers >= 0: how many teachers chose each class.")
     counts = array.astype(np.int64)
     totals = counts.sum(axis=1)
-    expected = n_teachers if n_teachers is not None else (totals[0] if len(totals) else 0)
-    if np.any(totals != expected) or (len(totals) and expected < 1):
+    if len(totals) and (totals[0] < 1 or np.any(totals != totals[0])):
         raise ValueError(
             "votes of every query must add up to the number of teachers: each teacher votes once."
         )
@@ -266,13 +250,6 @@ def teacher_error(who: str, what: str, failure: Exception) -> TeacherError:
         f"message may quote records: to see it, {what} with such a teacher on records that are not "
         "private."
     )
-
-
-def _as_queries(votes: ArrayLike | Queries) -> Queries:
-    if isinstance(votes, Queries):
-        return votes
-    counts = as_votes(votes)
-    return Queries(counts, counts.max(axis=1).astype(float))
 
 
 def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable[NDArray[Any]]:

@@ -236,7 +236,6 @@ ESTIMATORS = {
     "adassp": ("LinearRegression", TARGET | {"method": "adassp"}),
     "gradient": ("LinearRegression", TARGET | {"method": "gradient"}),
     "logistic gradient": ("LogisticRegression", {"classes": (0, 1)}),
-    "logistic sgd": ("LogisticRegression", {"classes": (0, 1), "method": "sgd", "rate": 0.5}),
     "objective": ("LogisticRegression", {"classes": (0, 1), "method": "objective"}),
     "transfer": ("TransferRegression", TARGET),
     # The canary turns the choice between the two vertices round.
@@ -326,9 +325,6 @@ AGGREGATORS = {
     "ConfidentGNMax": lambda loud: pate.ConfidentGNMax(
         threshold=25.5, sigma_threshold=1.0 / loud, sigma_answer=5.0
     ),
-    "InteractiveGNMax": lambda loud: pate.InteractiveGNMax(
-        threshold=1.0, sigma_threshold=1.0 / loud, sigma_answer=5.0
-    ),
 }
 
 
@@ -339,8 +335,7 @@ def test_an_aggregator_holds_its_bill(name):
         has_check = hasattr(aggregator, "threshold")
         lead = inside + (25 if has_check else 24)  # one vote moves; 49 teachers
         votes = np.column_stack([lead, 49 - lead])
-        student = [np.full((len(votes), 2), 0.5)] if "Interactive" in name else []
-        labels = aggregator.answer(votes, *student, rng=rng, block=len(votes))
+        labels = aggregator.answer(votes, rng=rng, block=len(votes))
         scores = labels != pate.NO_ANSWER if has_check else labels == 0
         return Attack(aggregator.event(1), scores.astype(float), inside)
 

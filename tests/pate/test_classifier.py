@@ -21,7 +21,6 @@ from tacit.pate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
-    InteractiveGNMax,
     Journal,
     OverlapWarning,
     PATEClassifier,
@@ -143,12 +142,6 @@ def test_wrong_input_is_refused_before_anything_is_spent(X_, y, public, options,
     with pytest.raises(ValueError, match=match):
         small(ledger=ledger, **options).fit(X_, y, public)
     assert list(ledger.history()) == []
-
-
-def test_an_interactive_aggregator_is_refused_with_advice():
-    aggregator = InteractiveGNMax(threshold=1, sigma_threshold=1.0, sigma_answer=1.0)
-    with pytest.raises(TypeError, match="each round"):
-        small(aggregator=aggregator).fit(X, Y, PUBLIC)
 
 
 def test_a_declared_class_without_records_is_no_trouble():
