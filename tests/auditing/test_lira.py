@@ -8,7 +8,6 @@ from scipy import stats
 from tacit.auditing import (
     Shadows,
     best_tpr,
-    calibrated,
     lira,
     logit_confidence,
     minus_loss,
@@ -111,11 +110,6 @@ def test_logits_give_loss_and_scaled_confidence():
     assert logit_confidence(logits, labels)[1] == pytest.approx(50 - np.log(2))  # 1 - p is 0 here
     with pytest.raises(ValueError, match="records, classes"):
         minus_loss(logits, [0])
-
-
-def test_calibration_takes_out_what_is_easy_for_every_model():
-    easy = np.array([5.0, -5.0])
-    np.testing.assert_allclose(calibrated(easy + [1, 0], [easy, easy]), [1.0, 0.0])
 
 
 def test_wrong_shapes_and_modes_are_refused():
