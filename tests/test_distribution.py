@@ -113,8 +113,9 @@ def test_the_command_says_when_the_other_package_took_our_place(tmp_path, remain
         (folder / name).unlink()
         if remains:
             (folder / name).write_text('__version__ = "0.3.0"\n__all__ = ["Schema"]\n')
-    code = (  # a package without `__init__` comes last, and an editable install of ours before it
-        "import os, sys; sys.path[1:] = [p for p in sys.path[1:] if not os.path.isdir(p + '/tacit')]; "
+    code = (  # an editable install of ours would come before a package without `__init__`
+        "import os, sys; is_ours = lambda path: os.path.isdir(path + '/tacit'); "
+        "sys.path[1:] = [path for path in sys.path[1:] if not is_ours(path)]; "
         "from tacit.cli import main; main()"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -163,7 +163,5 @@ def _install(module: str | None) -> str:
     }
     top = (module or "").partition(".")[0]
     every = "pip install 'tacit-dp[all]'"
-    for named, modules in extras.items():
-        if top in modules:
-            return f"pip install 'tacit-dp[{named}]' (or everything: {every})"
-    return every
+    named = next((extra for extra, modules in extras.items() if top in modules), None)
+    return every if named is None else f"pip install 'tacit-dp[{named}]' (or everything: {every})"
