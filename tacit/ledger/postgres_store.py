@@ -283,7 +283,7 @@ def _psycopg() -> Any:  # Any: it is installed by an extra, and may be missing
         return import_module("psycopg")
     except ModuleNotFoundError:
         raise LedgerError(
-            "a ledger on a server needs psycopg. Run: pip install 'tacit[engines]'"
+            "a ledger on a server needs psycopg. Run: pip install 'tacit-dp[engines]'"
         ) from None
 
 
