@@ -144,20 +144,6 @@ def roc(scores: ArrayLike, is_member: ArrayLike) -> ROC:
     )
 
 
-def inner_products(updates: ArrayLike, directions: ArrayLike) -> Floats:
-    """Return white-box scores: inner products of all released updates with canary gradients.
-
-    `updates` is (releases, parameters) and `directions` is (canaries, parameters). The products
-    are summed over releases. Pass the released gradient sums, which a member shifts along its own
-    gradient, not the optimizer's steps, which point the other way.
-
-    >>> inner_products([[1.0, 0.0], [2.0, 1.0]], np.eye(2)).tolist()
-    [3.0, 1.0]
-    """
-    total = np.atleast_2d(np.asarray(updates, np.float64)).sum(axis=0)
-    return np.asarray(directions, np.float64) @ total
-
-
 def minus_loss(logits: ArrayLike, labels: ArrayLike) -> Floats:
     """Return black-box scores: minus the cross-entropy of the true label (Yeom et al. 2018).
 

@@ -9,7 +9,6 @@ from tacit.auditing import (
     Shadows,
     best_tpr,
     calibrated,
-    inner_products,
     lira,
     logit_confidence,
     minus_loss,
@@ -117,11 +116,6 @@ def test_logits_give_loss_and_scaled_confidence():
 def test_calibration_takes_out_what_is_easy_for_every_model():
     easy = np.array([5.0, -5.0])
     np.testing.assert_allclose(calibrated(easy + [1, 0], [easy, easy]), [1.0, 0.0])
-
-
-def test_inner_products_find_the_direction_that_was_pushed():
-    updates = np.random.default_rng(3).normal(size=(10, 4))
-    np.testing.assert_allclose(inner_products(updates, np.eye(4)), updates.sum(axis=0))
 
 
 def test_wrong_shapes_and_modes_are_refused():
