@@ -145,12 +145,12 @@ def repeated_files() -> dict[str, list[str]]:
 
 
 def repeated_classes() -> dict[str, list[str]]:
-    """Return public class names that are defined in more than one module."""
+    """Return class names that are defined in more than one module; an underscore does not count."""
     by_name = defaultdict(list)
     for name, path in modules().items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                by_name[node.name].append(name)
+            if isinstance(node, ast.ClassDef):
+                by_name[node.name.strip("_")].append(name)
     return {name: places for name, places in by_name.items() if len(places) > 1}
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from tacit._arrays import Flags, Floats, Indices
-from tacit._check import in_closed_unit, non_negative, whole
+from tacit._check import in_closed_unit, non_negative, one_of, whole
 from tacit.mechanisms import Seed, generator
 
 Train = Callable[[Flags, int], ArrayLike]
@@ -104,8 +104,7 @@ def lira(
     """
     scores, members = shadows.scores, shadows.is_member
     values = np.asarray(target, np.float64)
-    if mode not in ("online", "offline"):
-        raise ValueError(f"mode must be 'online' or 'offline', got {mode!r}.")
+    one_of(("online", "offline"), mode=mode)
     if scores.shape != members.shape or values.shape != scores.shape[1:]:
         raise ValueError(
             "target must have one score for each record of the shadow models, "

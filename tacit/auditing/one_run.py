@@ -33,7 +33,7 @@ import numpy as np
 from scipy import optimize, special
 
 from tacit._arrays import Flags, Floats
-from tacit._check import in_open_unit, positive, whole
+from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.accounting import gaussian_delta
 
 Scores = Sequence[float] | np.ndarray
@@ -141,8 +141,7 @@ def plan_guesses(
     n = whole(n_canaries=n_canaries, least=2)
     positive(epsilon=epsilon)
     in_open_unit(confidence=confidence)
-    if method not in ("one run", "f-DP"):
-        raise ValueError(f"method must be 'one run' or 'f-DP', got {method!r}.")
+    one_of(("one run", "f-DP"), method=method)
     if delta == 0:
         # Beyond both centers every guess is as good as pure DP allows; between them it is worse.
         return max(1, round(n * (1 + np.exp(-epsilon)) / 2))
@@ -374,9 +373,7 @@ def _candidates(guesses: int | str | None, n: int) -> list[int]:
         return list_of_guesses(n)
     if isinstance(guesses, str):
         raise ValueError(f"guesses must be a number, 'split' or 'bonferroni', got {guesses!r}.")
-    if whole(guesses=guesses, least=1) > n:
-        raise ValueError(f"guesses must be at most {n}, got {guesses}.")
-    return [guesses]
+    return [whole(guesses=guesses, least=1, most=n)]
 
 
 def _finer_and_finer(n: int) -> list[int]:

@@ -32,7 +32,7 @@ from typing import Any, Self
 import tomli_w
 
 from tacit import _untrusted
-from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
+from tacit._check import in_closed_unit, in_open_unit, non_negative, one_of, positive, whole
 from tacit.events import Event, Relation
 from tacit.experiments.layer_table import MOST_LAYERS, require_trusted
 from tacit.experiments.settings import RecipeSection as _Settings
@@ -43,7 +43,6 @@ from tacit.experiments.settings import cast as _cast
 from tacit.experiments.settings import choice as _choice
 from tacit.experiments.settings import from_table as _section
 from tacit.experiments.settings import number_of_bands as _number_of_bands
-from tacit.experiments.settings import one_of as _one_of
 from tacit.experiments.settings import setting as _setting
 from tacit.experiments.text_settings import (
     CanarySettings,
@@ -427,7 +426,7 @@ class Recipe:
     """Published results to compare with; they change nothing about a run."""
 
     def __post_init__(self) -> None:
-        _one_of(method=self.method, allowed=tuple(_UNUSED))
+        one_of(tuple(_UNUSED), method=self.method)
         given = {k: v for k, v in asdict(self.privacy).items() if v is not None}
         privacy = PrivacySettings(**{**_DEFAULTS[self.method], **given})
         object.__setattr__(self, "privacy", privacy)

@@ -30,8 +30,8 @@ from tacit.mechanisms import Rng, Seed, generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BoundedMean(LocalRandomizer):
-    """Base of the randomizers of one number in declared bounds."""
+class _Bounded(LocalRandomizer):
+    """Base of the randomizers of numbers in declared bounds."""
 
     lower: float = -1.0
     upper: float = 1.0
@@ -41,12 +41,32 @@ class _BoundedMean(LocalRandomizer):
         check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one random report per element of `t` in [-1, 1], with that element as its mean."""
+        """Return one random report per element (of a vector: per row) of `t` in [-1, 1].
+
+        Its mean is that element (or row).
+        """
         raise NotImplementedError
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of one report of each element of `t`, scaled to [-1, 1]."""
+        """Return the variance of each number in a report of `t`, scaled to [-1, 1]."""
         raise NotImplementedError
+
+    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
+        """Return the estimated mean of the values that were reported, with an interval for each."""
+        return average(real_numbers(reports, "reports"), confidence)
+
+    def _reports(self, values: Floats, rng: Seed) -> Floats:
+        """Return reports in the units of `values`, which are clipped to the bounds."""
+        t = to_unit(values, self.lower, self.upper)
+        return (self.lower + self.upper) / 2 + self._half * self.draw(t, generator(rng))
+
+    @property
+    def _half(self) -> float:
+        return (self.upper - self.lower) / 2
+
+
+class _BoundedMean(_Bounded):
+    """Base of the randomizers of one number in declared bounds."""
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
         """Return one report of a number, or one per element of a vector, in the units of `values`.
@@ -54,27 +74,13 @@ class _BoundedMean(LocalRandomizer):
         Values outside the bounds are clipped to them. NaN counts as the middle of the bounds.
         """
         found = real_numbers(values)
-        t = to_unit(found, self.lower, self.upper)
-        reports = self.draw(np.atleast_1d(t), generator(rng))
-        scaled = self._middle + self._half * reports
-        return scaled if found.ndim else scaled[0]
-
-    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the estimated mean of the values that were reported, with an interval."""
-        return average(real_numbers(reports, "reports"), confidence)
+        reports = self._reports(np.atleast_1d(found), rng)
+        return reports if found.ndim else reports[0]
 
     def variance(self, values: ArrayLike, n_reports: int) -> float:
         """Return the variance of the estimated mean, for persons who hold `values`."""
         t = to_unit(np.asarray(values, dtype=np.float64), self.lower, self.upper)
         return float(np.mean(self.noise_variance(t))) * self._half**2 / n_reports
-
-    @property
-    def _middle(self) -> float:
-        return (self.lower + self.upper) / 2
-
-    @property
-    def _half(self) -> float:
-        return (self.upper - self.lower) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +260,7 @@ _HYBRID_FROM = math.log(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledVector(LocalRandomizer):
+class SampledVector(_Bounded):
     """Mean vector from reports of a few coordinates, chosen at random, each by `HybridMean`.
 
     All coordinates are in [lower, upper].
@@ -268,13 +274,10 @@ class SampledVector(LocalRandomizer):
     """
 
     n_dimensions: int
-    lower: float = -1.0
-    upper: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(n_dimensions=self.n_dimensions, least=1)
-        check_bounds(self.lower, self.upper)
 
     @property
     def n_sampled(self) -> int:
@@ -290,14 +293,8 @@ class SampledVector(LocalRandomizer):
         found = real_numbers(values)
         if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
             raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
-        t = to_unit(np.atleast_2d(found), self.lower, self.upper)
-        middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
-        reports = middle + half * self.draw(t, generator(rng))
+        reports = self._reports(np.atleast_2d(found), rng)
         return reports if found.ndim == 2 else reports[0]
-
-    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the estimated mean of the reported vectors, with an interval per coordinate."""
-        return average(real_numbers(reports, "reports"), confidence)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
         """Return a report for each row of `t`; coordinates that are not chosen are 0."""

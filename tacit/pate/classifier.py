@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._arrays import Indices
-from tacit._check import in_open_unit, positive, whole
+from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.accounting import epsilon as epsilon_of
 from tacit.errors import BudgetExceeded, WeakGuarantee
@@ -271,13 +271,12 @@ class PATEClassifier:
         )
 
     def _choose_queries(self, X_public: NDArray[Any], n_classes: int) -> Indices:
+        one_of(("spread", "first"), queries=self.queries)
         n_queries = self._count_queries(len(X_public), n_classes)
         if self.queries == "spread":
             # A fixed seed: the choice uses public inputs only and must be the same after a resume.
             return spread_queries(X_public, n_queries, rng=0)
-        if self.queries == "first":
-            return np.arange(n_queries)
-        raise ValueError(f"queries must be 'spread' or 'first', got {self.queries!r}.")
+        return np.arange(n_queries)
 
     def _journal(self, aggregator: Aggregator, X_public: NDArray[Any]) -> Journal | None:
         if self.folder is None:

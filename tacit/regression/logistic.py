@@ -13,13 +13,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 
 from tacit._arrays import Floats
-from tacit._check import boolean
+from tacit._check import boolean, one_of
 from tacit.regression import gradient, irls, objective
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import (
     PrivateEstimator,
     number_classes,
-    one_of,
     public_size,
     relative_weights,
 )

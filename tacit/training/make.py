@@ -126,7 +126,7 @@ def make_private(
         The budget, from which the noise follows, or the noise. `noise_multiplier=0` is for
         debugging: its event is `NonPrivate`.
     clip_schedule, noise_schedule
-        Factors by step: `Stairs`, `Linear` or `Exponential` of `tacit.training`, or a function of
+        Factors by step: `Stairs`, `Linear` or `Geometric` of `tacit.training`, or a function of
         (step, steps). With epsilon, the noise is scaled so that the whole schedule costs that much.
     adaptive
         `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.

@@ -131,7 +131,7 @@ def test_a_missing_extra_names_its_install_command(failing):
     failing(ModuleNotFoundError("No module named 'torch'", name="torch"))
     result = run("failing")
     assert result.exit_code == 2
-    assert "pip install 'tacit[torch]'" in result.stderr
+    assert "pip install 'tacit-dp[torch]'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit._check import whole
+from tacit._check import one_of, whole
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
@@ -152,9 +152,7 @@ def engine_named(name: str) -> Engine:
     """Return the engine called `name`; "auto" tries the cheapest first and then the others."""
     if name == "auto":
         return _cheapest
-    if name not in ENGINES:
-        known = ", ".join(["auto", *ENGINES])
-        raise ValueError(f"engine must be one of {known}, got {name!r}.")
+    one_of(("auto", *ENGINES), engine=name)
     return ENGINES[name]
 
 

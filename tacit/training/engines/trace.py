@@ -98,7 +98,7 @@ class Trace(NamedTuple):
         return self._replace(specs=_confirmed_by(self.specs, other.specs))
 
 
-class _Call(NamedTuple):
+class _TracedCall(NamedTuple):
     """One call of the run on two examples: the function, and the shapes of its tensors."""
 
     function: Callable[..., Any]
@@ -200,7 +200,7 @@ class _Log(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
+        self.calls: list[_TracedCall] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -209,7 +209,9 @@ class _Log(TorchFunctionMode):
         refuse_call(func, args, kwargs)
         arguments = [tuple(t.shape) for t in tensors_in(args, kwargs)]
         result = func(*args, **kwargs)
-        self.calls.append(_Call(func, arguments, [tuple(t.shape) for t in results_in(result)]))
+        self.calls.append(
+            _TracedCall(func, arguments, [tuple(t.shape) for t in results_in(result)])
+        )
         return result
 
 
@@ -219,7 +221,7 @@ class _Compare(TorchFunctionMode):
     The model runs on two examples, then on three; the axis whose length grew is the one.
     """
 
-    def __init__(self, labels: dict[int, str], calls: list[_Call], views: int) -> None:
+    def __init__(self, labels: dict[int, str], calls: list[_TracedCall], views: int) -> None:
         super().__init__()
         self.labels: dict[int, Label] = dict(labels)
         self.reference, self.views = iter(calls), views
@@ -281,7 +283,7 @@ class _Compare(TorchFunctionMode):
         return tensor.requires_grad and id(tensor) not in self.labels and tensor.shape == small
 
     def _spec(
-        self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]
+        self, func: Any, before: _TracedCall, shapes: list[Shape], results: tuple[Tensor, ...]
     ) -> CallSpec:
         layouts: tuple[Layout | None, ...] = (None,) * len(shapes)
         if func not in RAGGED:
