@@ -116,7 +116,7 @@ def test_wrong_shapes_and_modes_are_refused():
     shadows = Shadows(np.zeros((4, 3)), halves(3, 4, rng=0))
     with pytest.raises(ValueError, match="one score for each record"):
         lira(np.zeros(2), shadows)
-    with pytest.raises(ValueError, match="'online' or 'offline'"):
+    with pytest.raises(ValueError, match="one of online, offline"):
         lira(np.zeros(3), shadows, mode="both")
     with pytest.raises(ValueError, match="members and others"):
         roc([1, 2], [True, True])
