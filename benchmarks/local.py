@@ -24,12 +24,13 @@ import _tables as tables
 import mpmath
 import numpy as np
 import pandas as pd
+from _shuffle_closed_form import shuffled_closed_form
 from scipy.special import expit
 from scipy.stats import binom
 
 from tacit import local
 from tacit.accounting import epsilon as price
-from tacit.accounting import shuffled_closed_form, shuffled_epsilon
+from tacit.accounting import shuffled_epsilon
 from tacit.local import ORACLES
 from tacit.mechanisms import DiscreteLaplaceMechanism
 from tacit.regression import Bounds, LogisticRegression

@@ -10,7 +10,6 @@ from tacit.auditing.lira import (
     ROC,
     Shadows,
     best_tpr,
-    calibrated,
     halves,
     lira,
     logit_confidence,
@@ -24,7 +23,6 @@ from tacit.auditing.p_values import Finding, MechanismAudit, holm, joined
 from tacit.auditing.partition_audit import audit_partition
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
-from tacit.auditing.sequential import SequentialTest
 from tacit.auditing.threshold import threshold_test
 from tacit.auditing.training_audit import audit_training, user_findings
 from tacit.auditing.training_setup import TrainingSetup
@@ -38,7 +36,6 @@ __all__ = [
     "GradientCanaries",
     "MechanismAudit",
     "Result",
-    "SequentialTest",
     "Shadows",
     "TrainingSetup",
     "audit_algorithm",
@@ -46,7 +43,6 @@ __all__ = [
     "audit_partition",
     "audit_training",
     "best_tpr",
-    "calibrated",
     "fit_softmax",
     "flip_coins",
     "halves",

@@ -169,20 +169,6 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
     return values[chosen] - np.asarray(special.logsumexp(others, axis=1))
 
 
-def calibrated(target: ArrayLike, references: ArrayLike) -> Floats:
-    """Return the scores by the target model minus the mean scores by reference models.
-
-    Reference models were trained without the records. The difference does not depend on how easy a
-    record is for any model (Watson et al. 2021, arXiv:2111.08440). `target` is (records,),
-    `references` is (models, records).
-
-    >>> calibrated([2.0, 2.0], [[2.0, 0.0], [1.0, 0.0]]).tolist()
-    [0.5, 2.0]
-    """
-    reference = np.atleast_2d(np.asarray(references, np.float64))
-    return np.asarray(target, np.float64) - reference.mean(axis=0)
-
-
 def best_tpr(fpr: ArrayLike, *, epsilon: float, delta: float = 0.0) -> Floats:
     """Return the largest true positive rate of any attack on an (epsilon, delta)-DP mechanism.
 

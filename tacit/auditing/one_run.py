@@ -373,7 +373,7 @@ def _candidates(guesses: int | str | None, n: int) -> list[int]:
         return list_of_guesses(n)
     if isinstance(guesses, str):
         raise ValueError(f"guesses must be a number, 'split' or 'bonferroni', got {guesses!r}.")
-    return [whole(guesses=guesses, least=1, most=n)]
+    return [whole(guesses=guesses, least=1, at_most=n)]
 
 
 def _finer_and_finer(n: int) -> list[int]:
