@@ -22,6 +22,7 @@ LAYERS = [
         "_untrusted",
         "_file_lock",
         "_whole_file",
+        "_bisection",
     ],
     ["events", "_users"],
     ["accounting", "mechanisms", "sampling"],

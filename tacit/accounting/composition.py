@@ -14,6 +14,7 @@ from scipy import special
 
 from tacit import events as ev
 from tacit._arrays import Floats
+from tacit._bisection import bisected
 from tacit._check import in_closed_unit, in_open_unit, non_negative, one_of, positive, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import gaussian_epsilon
@@ -220,8 +221,5 @@ def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
         return _LEAST_DELTA
     if epsilon_at(math.exp(high)) > epsilon:
         return 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        fits = epsilon_at(math.exp(middle)) <= epsilon
-        low, high = (low, middle) if fits else (middle, high)
-    return math.exp(high)
+    found = bisected(lambda log: epsilon_at(math.exp(log)) <= epsilon, low, high, absolute=1e-6)
+    return math.exp(found[1])

@@ -34,6 +34,7 @@ import numpy as np
 from scipy.special import betainc, gammaln
 
 from tacit._arrays import Floats
+from tacit._bisection import bisected
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.accounting.one_event import pure_epsilon, round_up
 from tacit.errors import UnsupportedEvent
@@ -136,14 +137,12 @@ def shuffled_epsilon(
     groups = _clone_groups(whole(n_reports=n_reports, least=1), gamma)
     if _delta(local_epsilon, 0.0, *groups) <= delta:
         return 0.0
-    low, high = 0.0, local_epsilon  # delta is 0 at the local epsilon
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if _delta(local_epsilon, middle, *groups) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
+
+    def is_enough(epsilon: float) -> bool:
+        return _delta(local_epsilon, epsilon, *groups) <= delta
+
+    # delta is 0 at the local epsilon
+    return bisected(is_enough, 0.0, local_epsilon, relative=1e-10)[1]
 
 
 @lru_cache(maxsize=128)

@@ -33,6 +33,7 @@ import numpy as np
 from scipy import optimize, special
 
 from tacit._arrays import Flags, Floats
+from tacit._bisection import bisected
 from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.accounting import gaussian_delta
 
@@ -278,11 +279,7 @@ def largest(is_below: Callable[[float], bool], *, at_least: float = 0.0) -> floa
         low, step = low + step, 2 * step
         if low > 1e4:
             return low
-    high = low + step
-    while high - low > 1e-6 * max(1.0, high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return low
+    return bisected(lambda x: not is_below(x), low, low + step, absolute=1e-6, relative=1e-6)[0]
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ examples, which docs/isolation.md describes.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -334,14 +335,9 @@ def _binomial_bound(n: int, rate: float) -> int:
     """Return the least m with n KL(m / n, rate) >= log(1 / TAIL), or n if there is none."""
     if rate >= 1:
         return n
-    low, high = math.ceil(n * rate), n
-    while low < high:
-        middle = (low + high) // 2
-        if n * _divergence(middle / n, rate) >= -math.log(TAIL):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    tried = range(math.ceil(n * rate), n)
+    enough = bisect_left(tried, True, key=lambda m: n * _divergence(m / n, rate) >= -math.log(TAIL))
+    return tried.start + enough
 
 
 def _divergence(a: float, q: float) -> float:

@@ -51,11 +51,10 @@ from tacit.training.gradients.factored import (
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.recurrent import PackedOrders, is_packed
-from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Stale, Unsupported
+from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Stale, Unsupported, refuse
 from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import (
     LossFn,
-    is_out_of_memory,
     require_gradient,
     results_in,
     tensors_in,
@@ -280,9 +279,7 @@ class Intercept(TorchFunctionMode):
         try:
             return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
         except RuntimeError as error:  # a block ran again without the mode and saved other tensors
-            if is_out_of_memory(error):
-                raise
-            raise Unsupported("this version of torch cannot follow a checkpointed block") from error
+            refuse(error, "this version of torch cannot follow a checkpointed block")
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

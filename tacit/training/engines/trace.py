@@ -20,7 +20,7 @@ from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import RAGGED, SPREADS
 from tacit.training.gradients.generic import copied, names_a_write, without_write
 from tacit.training.gradients.recurrent import PackedOrders, arrangements, is_packed
-from tacit.training.gradients.site import Layout, Unsupported
+from tacit.training.gradients.site import Layout, Unsupported, refuse
 from tacit.training.mixing import (
     refuse_batch_norm,
     refuse_call,
@@ -30,7 +30,6 @@ from tacit.training.mixing import (
 )
 from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
-    is_out_of_memory,
     map_rows,
     require_gradient,
     results_in,
@@ -159,9 +158,7 @@ def _program_runs() -> Iterator[None]:
     except IncompatibleModel:
         raise
     except Exception as error:  # the user's program may raise anything
-        if is_out_of_memory(error):
-            raise
-        raise Unsupported("the model does not take the examples in any order") from error
+        refuse(error, "the model does not take the examples in any order")
 
 
 def _confirmed_by(specs: Specs, others: Specs) -> Specs:
@@ -367,9 +364,7 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> Specs:
             for (r, layout), marks in zip(unclear, marked, strict=True):
                 order[id(r)] = _order_of_marks(order[id(r)], layout, marks)
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise  # no property of the model: fewer rows may fit
-        raise Unsupported("autograd gives no gradient inside the model") from error
+        refuse(error, "autograd gives no gradient inside the model")
     specs: Specs = {}
     for key, spec, results in run.found:
         specs.setdefault(key, []).append(_ordered(key, spec, results, order))
