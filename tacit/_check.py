@@ -38,19 +38,19 @@ def within(least: float, most: float, *, advice: str = "", **named: object) -> f
     return _real(named, f"within {least:g} and {most:g}", lambda x: least <= x <= most, advice)
 
 
-def whole(*, least: int = 0, most: int = MOST, advice: str = "", **named: object) -> int:
-    """Return the one keyword argument as an int; raise unless it is whole, `least` to `most`."""
+def whole(*, least: int = 0, at_most: int = MOST, advice: str = "", **named: object) -> int:
+    """Return the one keyword argument as an int; raise unless it is whole, `least` to `at_most`."""
     ((name, value),) = named.items()
-    if type(value) is int and least <= value <= most:
+    if type(value) is int and least <= value <= at_most:
         return value  # in less time, for calls in every step
     rule = f"a whole number >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(_message(name, rule, type(value).__name__, advice))
     if int(value) < least:
         raise ValueError(_message(name, rule, value, advice))
-    if int(value) > most:
+    if int(value) > at_most:
         received = "more" if int(value) > MOST else value
-        raise ValueError(_message(name, f"at most {most}", received, advice))
+        raise ValueError(_message(name, f"at most {at_most}", received, advice))
     return int(value)
 
 

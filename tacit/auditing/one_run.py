@@ -10,8 +10,6 @@ reaches*:
 | `one_run` | fair coins | 49 to 65 % |
 | `one_run_gaussian` | fair coins, a Gaussian trade-off curve | 71 to 77 % |
 | `threshold_test` | independent scores | 45 to 54 % |
-| `gaussian_threshold_test` | independent scores, a Gaussian curve | 89 to 98 % |
-| `gaussian_fit` | independent normal scores | 95 to 99 % |
 | `noise_bound` | independent scores, the billed event with some noise | see its benchmark |
 
 (* 100,000 canaries, ideal attack on a Gaussian mechanism of noise multiplier 0.5 to 4, delta 1e-5,
@@ -117,7 +115,7 @@ def one_run_gaussian(
 
     The bound must allow for mechanisms that rarely leak, but then leak all canaries at once. No
     such bound can be much tighter (`ceiling` in `benchmarks/audit_bounds.py`). If scores are
-    independent, as those of Dirac canaries are, use `gaussian_threshold_test`, which is tighter.
+    independent, as those of Dirac canaries are, use `noise_bound`, which is tighter.
     """
     return _Audit("f-DP", delta, confidence).bound(scores, is_member, guesses, expected_epsilon)
 
@@ -372,7 +370,7 @@ def _candidates(guesses: int | str | None, n: int) -> list[int]:
         return list_of_guesses(n)
     if isinstance(guesses, str):
         raise ValueError(f"guesses must be a number, 'split' or 'bonferroni', got {guesses!r}.")
-    return [whole(guesses=guesses, least=1, most=n)]
+    return [whole(guesses=guesses, least=1, at_most=n)]
 
 
 def _finer_and_finer(n: int) -> list[int]:

@@ -264,15 +264,13 @@ class AnswerSettings(_Settings, section="answers"):
     threshold_noise: float | None = None
     most: int | None = None
     """Stop after this many answers; with a threshold, this limit bounds the claimed cost."""
-    sanitized: bool = False
-    """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.threshold is None) != (self.threshold_noise is None):
             raise ValueError("answers.threshold and answers.threshold_noise go together.")
-        if self.mechanism == "laplace" and (self.sanitized or self.threshold is not None):
-            raise ValueError("answers.threshold and answers.sanitized need gaussian noise.")
+        if self.mechanism == "laplace" and self.threshold is not None:
+            raise ValueError("answers.threshold needs gaussian noise.")
 
     def aggregator(self, n_teachers: int) -> Aggregator:
         """Return the aggregator that these settings describe."""
@@ -291,12 +289,19 @@ class RegressionSettings(_Settings, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
     method: str = _choice(
-        "auto", "functional", "adassp", "gradient", "sgd", "descent", "objective", "frank-wolfe"
+        "auto", "functional", "adassp", "gradient", "descent", "objective", "frank-wolfe"
     )
-    """Linear: functional, adassp or gradient. Logistic: gradient, descent, sgd or objective.
+    """Linear: functional, adassp or gradient. Logistic: gradient, descent or objective.
     frank-wolfe is for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
     """Of frank-wolfe: largest sum of absolute scaled coefficients; default by the budget."""
+
+    def __post_init__(self) -> None:
+        if self.method == "sgd":
+            raise ValueError(
+                "regression.method 'sgd' is gone: write 'gradient', or 'descent' for a wide table."
+            )
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

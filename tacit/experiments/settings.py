@@ -33,7 +33,7 @@ at_least_one: Callable[..., object] = partial(whole, least=1)
 def number_of_bands(**named: int | str) -> None:
     """Raise unless the value of the named setting is "auto" or an allowed number of bands."""
     if list(named.values()) != ["auto"]:
-        whole(**named, least=1, most=MOST_BANDS)  # type: ignore[arg-type]  # it raises for text
+        whole(**named, least=1, at_most=MOST_BANDS)  # type: ignore[arg-type]  # it raises for text
 
 
 def setting(default: T, rule: Callable[..., object]) -> T:

@@ -18,7 +18,7 @@ from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.relation import agreed_relation
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
-from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
+from tacit.ledger.witness import FileWitness, WitnessMark
 
 __all__ = [
     "Budget",
@@ -30,9 +30,7 @@ __all__ = [
     "PlannedPayment",
     "PlanningLedger",
     "Remaining",
-    "ServerWitness",
     "Verification",
-    "Witness",
     "WitnessMark",
     "agreed_relation",
     "any_pending",
@@ -40,7 +38,6 @@ __all__ = [
     "is_pending",
     "move",
     "paid_once",
-    "serve",
     "server_address",
     "without_password",
 ]

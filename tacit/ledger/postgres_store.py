@@ -26,7 +26,7 @@ from urllib.parse import unquote
 
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Settings
-from tacit.ledger.store import VERSION, Store, create_witnessed, fill
+from tacit.ledger.store import VERSION, Store, create_witnessed, fill, wrong_format
 
 _SCHEMES = ("postgresql://", "postgres://")
 _POINTER = "tacit ledger on a server\n"
@@ -112,11 +112,6 @@ class PostgresStore(Store):
         super().__init__(pointer or Path(without_password(address)), **options)
         if pointer is None:
             self.path = _own_pointer(self.settings.id, address)
-
-    @property
-    def version(self) -> int:
-        """Version of the format of the tables."""
-        return self.connection.execute("SELECT version FROM format").fetchone()[0]
 
     def damage(self) -> str | None:
         """Return None: the server checks its tables itself."""
@@ -243,10 +238,7 @@ class _Connection:
         """Raise unless this tacit can use the tables."""
         (version,) = self.run("SELECT version FROM format").fetchone()
         if version != VERSION:
-            raise LedgerError(
-                f"the ledger {self._name} has version {version}, this tacit uses {VERSION}. "
-                "Use the tacit it was made with."
-            )
+            raise wrong_format(self._name, version)
 
     def create(self, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow] = ()) -> bool:
         """Create the ledger in one transaction; return False if there was one already."""
@@ -283,7 +275,7 @@ def _psycopg() -> Any:  # Any: it is installed by an extra, and may be missing
         return import_module("psycopg")
     except ModuleNotFoundError:
         raise LedgerError(
-            "a ledger on a server needs psycopg. Run: pip install 'tacit[engines]'"
+            "a ledger on a server needs psycopg. Run: pip install 'tacit-dp[engines]'"
         ) from None
 
 

@@ -124,9 +124,9 @@ class Banded:
 
     def __post_init__(self) -> None:
         if self.bands != "auto":
-            whole(bands=self.bands, least=1, most=MOST_BANDS)
+            whole(bands=self.bands, least=1, at_most=MOST_BANDS)
         in_closed_unit(average=self.average)
-        whole(most_bands=self.most_bands, least=1, most=MOST_BANDS)
+        whole(most_bands=self.most_bands, least=1, at_most=MOST_BANDS)
         whole(memory=self.memory)
         if self.restart is not None:
             whole(restart=self.restart, least=1)

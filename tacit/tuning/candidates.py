@@ -265,8 +265,8 @@ class Candidates:
 def configurations_of(space: Space, names: Mapping[str, str]) -> tuple[Configuration, ...]:
     """Return all configurations of a grid {setting: [values]}, or those of a list.
 
-    >>> configurations_of({"rate": [0.1, 0.2], "method": ["sgd"]}, {})
-    ({'rate': 0.1, 'method': 'sgd'}, {'rate': 0.2, 'method': 'sgd'})
+    >>> configurations_of({"l2": [0.1, 0.2], "method": ["gradient"]}, {})
+    ({'l2': 0.1, 'method': 'gradient'}, {'l2': 0.2, 'method': 'gradient'})
     """
     if isinstance(space, Mapping):
         if any(
