@@ -16,9 +16,10 @@ def test_a_number_outside_its_range_is_refused_with_the_range_and_advice():
 
 
 def test_a_whole_number_has_a_largest_value_where_one_is_asked_for():
-    assert whole(bands=8, most=8) == 8
+    assert whole(bands=8, at_most=8) == 8
     with pytest.raises(ValueError, match="bands must be at most 8, got 9"):
-        whole(bands=9, most=8)
+        whole(bands=9, at_most=8)
+    assert whole(most=3, least=1) == 3  # the name of an argument of some events
     with pytest.raises(ValueError, match="got more"):
         whole(bands=10**5000)
 
