@@ -79,7 +79,6 @@ FLOAT_NOISE_ALLOWED = {
     "experiments/features.py": "a public random projection",
     "experiments/regression_studies.py": "simulated records, which are public",
     "training/noise.py": "noise of training steps, which has its own release",
-    "training/gradients/freivalds.py": "random directions in which products are checked",
     "_pipelines.py": "synthetic tables on which steps of a pipeline are tried",
 }
 

@@ -252,7 +252,7 @@ def make_private(
     limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
-    how |= {"product_error": rounding.product_error}
+    how |= {"bounded": rounding.mode == "bounded"}
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
