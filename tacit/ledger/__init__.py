@@ -14,7 +14,7 @@ from tacit.ledger.migration import move
 from tacit.ledger.pending import any_pending, is_pending, paid_once
 from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
-from tacit.ledger.reserved_plan import Plan
+from tacit.ledger.reserved_plan import Plan, restart_reserve
 from tacit.ledger.verify import Verification
 from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
 
@@ -35,6 +35,7 @@ __all__ = [
     "is_pending",
     "move",
     "paid_once",
+    "restart_reserve",
     "serve",
     "server_address",
     "without_password",

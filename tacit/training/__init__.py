@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
+    from tacit.training.checkpoint_file import Checkpoint
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
@@ -47,6 +48,7 @@ _HOMES = {
     "Automatic": "automatic_clipping",
     "Banded": "banded_noise",
     "Callback": "callbacks",
+    "Checkpoint": "checkpoint_file",
     "ClippedSum": "clip",
     "EMA": "ema",
     "Epoch": "epochs",
@@ -86,6 +88,7 @@ __all__ = [
     "Automatic",
     "Banded",
     "Callback",
+    "Checkpoint",
     "ClippedSum",
     "Epoch",
     "Exponential",
