@@ -10,8 +10,8 @@
     ├── audit.json          what `tacit audit` found, if the run was audited
     ├── data.json           mode 0600: the folder of the data, so that a resumed run finds them
     ├── .lock               held by the process that works in the folder
-    └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end,
-                            apart from the states that `run.stretches` keeps for a replay
+    └── secret/             mode 0700: checkpoint, paid features; removed at the end, apart from the
+                            states, with the key, that `run.stretches` keeps for a replay
 
 A PATE run has other files in place of the metrics and the model:
 
@@ -19,10 +19,9 @@ A PATE run has other files in place of the metrics and the model:
     ├── student.npz         the released student (`SpreadStudent.from_arrays`)
     └── by_answers.jsonl    epsilon and accuracy after growing numbers of answers
 
-Except for `secret/`, the folder holds only released and public values. Whoever has the key of the
-noise can subtract the noise. Metrics are measured on the test split, which is assumed public, with
-weights that were paid for. Every file is replaced as a whole, so a reader finds either the old
-content or the new one.
+Except for `secret/`, the folder holds only released and public values. Metrics are measured on the
+test split, which is assumed public, with weights that were paid for. Every file is replaced as a
+whole, so a reader finds either the old content or the new one.
 """
 
 import contextlib
@@ -31,12 +30,12 @@ import io
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tacit._file_lock import lock
+from tacit._replaced_file import PARTIAL, replaced
 from tacit._untrusted import parse_json, read_json, read_text
 from tacit.errors import LedgerError
 from tacit.events import Relation
@@ -54,7 +53,6 @@ from tacit.experiments.facts import (
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Budget, Ledger
 
-_PARTIAL = ".part"  # ending of a file that is being written
 _LOCK, _DATA = ".lock", "data.json"
 _MOST_LINES = 64 * 2**20  # bytes of a file of metrics
 
@@ -91,7 +89,7 @@ class RunFolder:
         """Whether the folder is missing or holds nothing but half-written files."""
         ours = (_LOCK, _DATA)
         return not self.path.exists() or all(
-            p.suffix == _PARTIAL or p.name in ours for p in self.path.iterdir()
+            p.suffix == PARTIAL or p.name in ours for p in self.path.iterdir()
         )
 
     @contextlib.contextmanager
@@ -273,7 +271,7 @@ class RunFolder:
         return facts
 
     def close(self) -> None:
-        """Remove what is in `secret/`, with the key of the noise, and files left half-written.
+        """Remove what is in `secret/`, and files left half-written.
 
         States that the recipe keeps for a replay (`run.stretches`) stay.
         """
@@ -284,10 +282,8 @@ class RunFolder:
                     path.unlink(missing_ok=True)
         else:
             shutil.rmtree(self / SECRET, ignore_errors=True)
-        for part in self.path.glob(f".*{_PARTIAL}"):
+        for part in self.path.glob(f".*{PARTIAL}"):
             part.unlink(missing_ok=True)
-        # Tags of sums, for steps that are repeated from a checkpoint: none is left.
-        (self / f"{LEDGER}.sums").unlink(missing_ok=True)
 
 
 def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:
@@ -305,19 +301,8 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
 
     The content is written to a file beside `path`, synced to disk, and renamed to `path`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    raw = content.encode("utf-8") if isinstance(content, str) else content
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(part, mode)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with replaced(path, mode=mode) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
     return path
 
 

@@ -357,14 +357,12 @@ class PrivacySettings(_Settings, section="privacy"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(_Settings, section="run"):
-    """Section [run]: device, randomness, checkpoints, twin. PATE reads the seed only."""
+    """Section [run]: device, randomness, twin, states for a replay. PATE reads the seed only."""
 
     seed: int | None = _setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
     device: str = _choice("cpu", "cuda")
     """Where DP-SGD trains. On a GPU, steps are compiled and models compute in bfloat16."""
-    checkpoint_seconds: float = _setting(20.0, non_negative)
-    """Most seconds of work that an interruption may lose."""
     baseline_steps: int = _setting(3000, whole)
     """Steps of the twin: the same model without clipping or noise. 0 for no twin."""
     baseline_rate: float = _setting(3e-3, positive)

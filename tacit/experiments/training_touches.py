@@ -49,7 +49,7 @@ def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator
 
 
 def lost_touch(repaid: str) -> Touch:
-    """Return a description of steps that a restart paid again."""
+    """Return a description of steps that a restart paid again, beyond the reserve of the plan."""
     how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
     return Touch(what="training", how=how, cost="paid")
 

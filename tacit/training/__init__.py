@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
-    from tacit.training.checkpoint_file import Checkpoint
+    from tacit.training.checkpoint_file import Checkpoint, LostSteps
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
@@ -56,6 +56,7 @@ _HOMES = {
     "Flat": "clip",
     "Key": "key",
     "Linear": "plan",
+    "LostSteps": "checkpoint_file",
     "MLflow": "callbacks",
     "NoisyLoss": "noisy_loss",
     "NoisyMean": "noise",
@@ -95,6 +96,7 @@ __all__ = [
     "Flat",
     "Key",
     "Linear",
+    "LostSteps",
     "MLflow",
     "NoisyLoss",
     "NoisyMean",

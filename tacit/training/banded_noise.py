@@ -53,6 +53,7 @@ from tacit._check import in_closed_unit, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
+from tacit.ledger import restart_reserve
 from tacit.mechanisms import MOST_BANDS, optimal_bands, running_error, step_deviations
 from tacit.training.grid_noise import NoiseGrid, SumOnGrid, rounded
 from tacit.training.key import Key
@@ -200,20 +201,24 @@ def price_bands(
     sampler: sampling.FixedOrder | sampling.Stream | None = None,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
+    is_kept: bool = False,
 ) -> Bands:
     """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`.
 
     Lots are drawn by `sampling.CyclicPoisson`, unless a `sampler` is given. `also` are events of
-    other releases that the budget has to cover.
+    other releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for which
+    steps are reserved.
     """
     column = optimal_bands(steps, bands)
     drawn = _sampler(sampler, bands, batch_size, n_records)
+    piece = bands if sampler is None else steps
+    paid = steps + (restart_reserve(steps, piece) if is_kept else 0)
 
     def event(noise_multiplier: float) -> Event:
         if isinstance(drawn, sampling.Poisson):
-            run: Event = Repeated(drawn.amplify(Gaussian(noise_multiplier)), steps)
+            run: Event = Repeated(drawn.amplify(Gaussian(noise_multiplier)), paid)
         else:
-            run = drawn.event(noise_multiplier, steps, tuple(column.tolist()))
+            run = drawn.event(noise_multiplier, paid, tuple(column.tolist()))
         return EventSequence((*also, run)) if also else run
 
     multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
@@ -234,6 +239,7 @@ def choose_bands(
     sampler: sampling.FixedOrder | sampling.Stream | None = None,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
+    is_kept: bool = False,
 ) -> Bands:
     """Return the power of two of bands with the least noise of running sums, at most `most`.
 
@@ -257,6 +263,7 @@ def choose_bands(
         sampler=sampler,
         also=also,
         relation=relation,
+        is_kept=is_kept,
     )
     return min(map(price, sorted(candidates)), key=lambda found: found.noise)
 
