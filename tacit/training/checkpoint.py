@@ -287,7 +287,7 @@ class RunState:
         """Return the last step of a run that has `left` paid steps and has lost `lost` others."""
         plan, taken = self._plan, self.steps_taken
         missing = self._end - self._begin - left
-        told = f"the run goes on after step {taken:,}, whose ledger does not know it"
+        told = f"the ledger does not know this run, which goes on after step {taken:,}"
         if is_known:
             told = (
                 f"up to {lost:,} steps after step {taken:,} were lost. They are taken again with "
