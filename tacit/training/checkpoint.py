@@ -224,6 +224,12 @@ class RunState:
             if now or is_over:
                 self._writer.wait()
 
+    def _end_loop(self) -> None:
+        """When a loop has got all of its lots, end the run if it is over, and keep that."""
+        self._end_run()
+        if self.steps_taken == self._end:
+            self.keep()
+
     def _saved_parts(self) -> dict[str, Any]:  # Any: objects with state_dict and load_state_dict
         own = {"model": self._model, "optimizer": self._optimizer, "private": self}
         return own | dict({} if self._checkpoint is None else self._checkpoint.also)
@@ -287,15 +293,14 @@ class RunState:
         """Return the last step of a run that has `left` paid steps and has lost `lost` others."""
         plan, taken = self._plan, self.steps_taken
         missing = self._end - self._begin - left
-        told = f"the ledger does not know this run, which goes on after step {taken:,}"
-        if is_known:
-            told = (
-                f"up to {lost:,} steps after step {taken:,} were lost. They are taken again with "
-                "fresh lots and noise"
-            )
+        told = f"the run goes on after step {taken:,} with fresh lots and noise"
+        if lost:
+            told += f"; up to {lost:,} later steps were lost, and are taken again"
+        elif not is_known:
+            told += "; the ledger does not know what was paid for it"
         if self._seeded is not None and (not is_known or (lost and lost_steps == "reserve")):
             advice = "Give lost_steps='pay'" if is_known else "Use the ledger of the run"
-            raise ValueError(f"{told}, so the run is not that of its seed any more. {advice}.")
+            raise ValueError(f"{told}. That is not what its seed gives. {advice} to go on.")
         if missing <= 0:
             if lost:
                 warnings.warn(

@@ -135,9 +135,7 @@ class ForeignLoops(EpochLoops):
                 finally:
                     self._end_turn(mine)
                 microbatch = following
-        self._end_run()
-        if self.steps_taken == self._end:
-            self.keep()
+        self._end_loop()
 
     def backward(self, losses: Tensor | None = None) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.

@@ -218,7 +218,7 @@ def make_private(
     )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    guard, unit = ErrorGuard(debug), unit_of(users)
+    guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
     records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
     views = whole(augmentations=augmentations, least=1)
@@ -245,7 +245,7 @@ def make_private(
         noise=_limited(noise, parameters),
         records_per_user=unit.records_per_user,
         noisy_loss=noisy_loss,
-        checkpoint=(kept := _kept(checkpoint)),
+        checkpoint=kept,
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
@@ -287,9 +287,7 @@ def make_private(
         mean=_mean(model, plan, noise),
         reports=StepReports(plan, callbacks, delta=delta) if noisy_loss or callbacks else None,
     )
-    _claim(run, parameters, optimizer)
-    run.open_checkpoint()
-    return run
+    return _claimed(run, parameters, optimizer)
 
 
 def _kept(checkpoint: object) -> Checkpoint | None:
@@ -440,8 +438,13 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
     return named
 
 
-def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Reserve parameters for `run`; raise if another optimizer's unfinished run has one."""
+def _claimed(
+    run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> Private:
+    """Reserve parameters for `run`, and return it in the state of its checkpoint, if it has one.
+
+    Raises if another optimizer's unfinished run has one of the parameters.
+    """
     for other, (ids, used) in list(_RUNS.items()):
         if other.steps_taken == other.steps:
             del _RUNS[other]
@@ -451,6 +454,8 @@ def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.
                 "Finish that run or delete it first."
             )
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
+    run.open_checkpoint()
+    return run
 
 
 def _traced_sum(

@@ -13,8 +13,7 @@ from torch import nn
 
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.training.checkpoint import Uninterrupted
-from tacit.training.checkpoint_file import Checkpoint
+from tacit.training.checkpoint import Checkpoint, Uninterrupted
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
@@ -111,9 +110,7 @@ class Private(ForeignLoops):
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
                     "call private.step(batch), or private.backward, for each."
                 )
-        self._end_run()
-        if self.steps_taken == self._end:
-            self.keep()
+        self._end_loop()
 
     def step(self, lot: Lot, *, update: bool = True) -> None:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
