@@ -363,14 +363,12 @@ class PrivacySettings(RecipeSection, section="privacy"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(RecipeSection, section="run"):
-    """Section [run]: device, randomness, checkpoints, twin. PATE reads the seed only."""
+    """Section [run]: device, randomness, twin, states for a replay. PATE reads the seed only."""
 
     seed: int | None = setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
     device: str = choice("cpu", "cuda")
     """Where DP-SGD trains. On a GPU, steps are compiled and models compute in bfloat16."""
-    checkpoint_seconds: float = setting(20.0, non_negative)
-    """Most seconds of work that an interruption may lose."""
     baseline_steps: int = setting(3000, whole)
     """Steps of the twin: the same model without clipping or noise. 0 for no twin."""
     baseline_rate: float = setting(3e-3, positive)
