@@ -30,14 +30,13 @@ ALGORITHMS = {
     "Poisson sampling": "sampling.py",
     "functional mechanism": "regression/functional.py",
     "AdaSSP": "regression/adassp.py",
-    "noisy gradient descent": "regression/sgd.py",
+    "noisy gradient descent": "regression/gradient.py",
     "objective perturbation": "regression/objective.py",
     "Frank-Wolfe": "regression/frank_wolfe.py",
     "transfer": "regression/transfer.py",
     "PATE classifier": "pate/classifier.py",
     "GNMax": "pate/gnmax.py",
     "Laplace noisy max": "pate/laplace_max.py",
-    "smooth sensitivity": "pate/smooth_sensitivity.py",
     "one-run audit": "auditing/one_run.py",
     "LiRA": "auditing/lira.py",
     "canaries": "auditing/canaries.py",
@@ -146,12 +145,12 @@ def repeated_files() -> dict[str, list[str]]:
 
 
 def repeated_classes() -> dict[str, list[str]]:
-    """Return public class names that are defined in more than one module."""
+    """Return class names that are defined in more than one module; an underscore does not count."""
     by_name = defaultdict(list)
     for name, path in modules().items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                by_name[node.name].append(name)
+            if isinstance(node, ast.ClassDef):
+                by_name[node.name.strip("_")].append(name)
     return {name: places for name, places in by_name.items() if len(places) > 1}
 
 

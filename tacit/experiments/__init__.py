@@ -87,7 +87,7 @@ from tacit.experiments.text_settings import (
     SampleSettings,
     TextSettings,
 )
-from tacit.experiments.training_touches import lost_touch
+from tacit.experiments.training_touches import lost_touch, step_touches
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -189,6 +189,7 @@ __all__ = [
     "seal_of",
     "shipped",
     "spend_all_on_votes",
+    "step_touches",
     "study_frank_wolfe",
     "study_functional",
     "study_logit",

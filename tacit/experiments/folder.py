@@ -31,13 +31,13 @@ import io
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tacit._file_lock import lock
 from tacit._untrusted import parse_json, read_json, read_text
+from tacit._whole_file import PARTIAL, write_whole
 from tacit.errors import LedgerError
 from tacit.events import Relation
 from tacit.experiments.facts import (
@@ -54,7 +54,6 @@ from tacit.experiments.facts import (
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Budget, Ledger
 
-_PARTIAL = ".part"  # ending of a file that is being written
 _LOCK, _DATA = ".lock", "data.json"
 _MOST_LINES = 64 * 2**20  # bytes of a file of metrics
 
@@ -91,7 +90,7 @@ class RunFolder:
         """Whether the folder is missing or holds nothing but half-written files."""
         ours = (_LOCK, _DATA)
         return not self.path.exists() or all(
-            p.suffix == _PARTIAL or p.name in ours for p in self.path.iterdir()
+            p.suffix == PARTIAL or p.name in ours for p in self.path.iterdir()
         )
 
     @contextlib.contextmanager
@@ -284,7 +283,7 @@ class RunFolder:
                     path.unlink(missing_ok=True)
         else:
             shutil.rmtree(self / SECRET, ignore_errors=True)
-        for part in self.path.glob(f".*{_PARTIAL}"):
+        for part in self.path.glob(f".*{PARTIAL}"):
             part.unlink(missing_ok=True)
         # Tags of sums, for steps that are repeated from a checkpoint: none is left.
         (self / f"{LEDGER}.sums").unlink(missing_ok=True)
@@ -298,27 +297,6 @@ def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:
             f"tacit ledger create {path} --epsilon NUMBER --delta NUMBER"
         )
     return Ledger(path, relation=relation)
-
-
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Replace the file `path` by `content` in one step, so that no reader sees half of it.
-
-    The content is written to a file beside `path`, synced to disk, and renamed to `path`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    raw = content.encode("utf-8") if isinstance(content, str) else content
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(part, mode)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-    return path
 
 
 def _wait_for_lock(handle: int, deadline: float) -> None:

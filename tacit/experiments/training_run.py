@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tacit._whole_file import write_whole
 from tacit.datasets import Dataset
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, PureDP, Relation, Sequence
@@ -46,7 +47,7 @@ from tacit.experiments.features import (
     shape_of,
     summaries_of,
 )
-from tacit.experiments.folder import RunFolder, write_whole
+from tacit.experiments.folder import RunFolder
 from tacit.experiments.paid_evaluation import COMMONEST, PaidScores, pay_once, score_classes
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes

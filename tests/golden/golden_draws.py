@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _label_prior import PriorLabels
 from golden_store import digest
 
 from tacit import local, mechanisms, pate, sampling
@@ -77,7 +78,6 @@ MEANS: dict[str, Any] = {
     "labels": local.RandomizedLabels(epsilon=2.0, n_classes=37),
 }
 VOTES = np.random.default_rng(4).multinomial(250, [0.5, 0.25, 0.15, 0.1], size=120)
-SURE = VOTES[:, ::-1] / 250
 AGGREGATORS: dict[str, Any] = {
     "laplace max": pate.LaplaceMax(20.0),
     "gnmax": pate.GNMax(40.0),
@@ -131,7 +131,7 @@ def _quantile_reports() -> str:
 
 def _labels_with_prior() -> str:
     prior = ((np.arange(37) * 11 + np.arange(300)[:, None] * 5) % 37 + 1) / 703  # all different
-    return digest(local.RandomizedLabels(epsilon=1.0, n_classes=37).with_prior(
+    return digest(PriorLabels(epsilon=1.0, n_classes=37).with_prior(
         OPTIONS[:300], prior, 8))  # fmt: skip
 
 
@@ -139,13 +139,6 @@ def _gradients() -> str:
     learner = local.LocalSGD(epsilon=4.0, n_features=3)
     X = np.clip(REALS[:900].reshape(300, 3), -1, 1)
     return digest(learner.randomize(np.zeros(4), X, X[:, 0] > 0, 5))
-
-
-def _interactive() -> str:
-    rule = pate.InteractiveGNMax(
-        threshold=60, sigma_threshold=20.0, sigma_answer=15.0, confidence=0.4
-    )
-    return digest(rule.answer(VOTES, SURE, rng=3))
 
 
 def _partition(users: Any) -> str:
@@ -250,9 +243,6 @@ CASES |= {
     for name, one in MEANS.items()
 }
 CASES |= {
-    "draws/local/duchi vector": lambda: digest(
-        local.DuchiVector(epsilon=1.0, n_dimensions=5).randomize(REALS.reshape(-1, 5), 2)
-    ),
     "draws/local/sampled vector": lambda: digest(
         local.SampledVector(epsilon=6.0, n_dimensions=5).randomize(REALS.reshape(-1, 5), 2)
     ),
@@ -262,7 +252,6 @@ CASES |= {
     "draws/local/rappor": _rappor,
     "draws/local/rappor in cohorts": partial(_rappor, n_bits=16, n_hashes=2, n_cohorts=4),
     "draws/local/rappor at once": _rappor_at_once,
-    "draws/pate/interactive gnmax": _interactive,
     "draws/pate/partition": partial(_partition, None),
     "draws/pate/partition of users": partial(_partition, [i // 4 for i in range(600)]),
     "draws/generators": _public_generators,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from _smooth_sensitivity import Sanitizer, publish_cost
 from scipy.sparse import csr_array
 from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
@@ -186,9 +187,9 @@ VOTES = np.random.default_rng(4).multinomial(250, [0.5, 0.25, 0.15, 0.1], size=1
 
 
 def published_cost() -> list[Any]:
-    rule, sanitizer = pate.GNMax(20.0), pate.Sanitizer()
+    rule, sanitizer = pate.GNMax(20.0), Sanitizer()
     labels = rule.answer(VOTES, rng=0)
-    cost = pate.publish_cost(rule, VOTES, labels, sanitizer=sanitizer, rng=1)
+    cost = publish_cost(rule, VOTES, labels, sanitizer=sanitizer, rng=1)
     return [[cost.epsilon(delta=1e-5)]]
 
 

@@ -24,8 +24,8 @@ from tacit.training import (
     AdaptiveClip,
     Automatic,
     Banded,
-    Exponential,
     Flat,
+    Geometric,
     Linear,
     NoisyLoss,
     PerGroup,
@@ -366,7 +366,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "clip stairs": {"clip_schedule": Stairs((1.0, 0.5))},
     "noise stairs": {"noise_schedule": Stairs((1.0, 1.5, 2.0))},
     "clip linear": {"clip_schedule": Linear(1.0, 0.4)},
-    "noise exponential": {"noise_schedule": Exponential(2.0, 0.5)},
+    "noise exponential": {"noise_schedule": Geometric(2.0, 0.5)},
     "both by functions": {
         "clip_schedule": lambda step, steps: 1 - 0.5 * step / steps,
         "noise_schedule": lambda step, steps: 1 + step / steps,

@@ -1,0 +1,34 @@
+"""Files that are replaced in one step: whoever reads one finds the old content or the new one."""
+
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL = ".part"  # ending of a file that is being written
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o600) -> Generator[BinaryIO]:
+    """Open a file beside `path`, which replaces it after the block, synced to disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(part, mode)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+    """Replace the file `path` by `content` in one step, and return the path."""
+    with whole_file(path, mode=mode) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+    return path
