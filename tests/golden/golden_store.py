@@ -1,8 +1,9 @@
 """Recorded releases: what they are, where they are stored, and when two of them are equal.
 
 A case is a name and a function without arguments; `record.py` stores what the functions return, and
-`test_recorded.py` compares. Each kind of case has a module: `golden_prices`, `golden_draws`,
-`golden_fits`, `golden_training`. `CHANGED.md` says which values may be recorded again, and why.
+`test_recorded.py` and `test_recorded_prices.py` compare. Each kind of case has a module:
+`golden_prices`, `golden_draws`, `golden_fits`, `golden_training`. `CHANGED.md` says which values
+may be recorded again, and why.
 """
 
 import fnmatch
@@ -12,14 +13,16 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pytest
 
 from tacit.errors import WeakGuarantee
 
@@ -49,6 +52,12 @@ def quiet() -> Iterator[None]:
 def is_fast(name: str) -> bool:
     """Return True for one of ten names, the same ones forever."""
     return crc32(name.encode()) % FAST == 0
+
+
+def one_of_ten(names: Iterable[str]) -> list[Any]:
+    """Return all names, marked slow except those that are compared in every run of the tests."""
+    slow = pytest.mark.slow
+    return [name if is_fast(name) else pytest.param(name, marks=slow) for name in names]
 
 
 def digest(*values: object) -> str:
@@ -112,6 +121,27 @@ def save(values: Values, changed: set[str]) -> None:
         for name in sorted(arrays):
             with file.open(zipfile.ZipInfo(f"{name}.npy"), "w") as entry:
                 np.lib.format.write_array(entry, arrays[name], version=(1, 0))
+
+
+def check(cases: Mapping[str, Callable[[], Any]]) -> None:
+    """Run cases and fail with the names of all whose result is not the recorded one."""
+    recorded, wrong = _recorded(), list[str]()
+    for name, case in cases.items():
+        assert name in recorded, f"{name} is not recorded yet: run tests/golden/record.py."
+        with quiet():
+            found = case()
+        if moved := difference(found, recorded[name]):
+            wrong.append(f"{name}: {moved}")
+    assert not wrong, (
+        "\n".join(wrong) + "\nA recorded release has changed. If an issue that may change it did "
+        "so on purpose, add a row to tests/golden/CHANGED.md and run tests/golden/record.py "
+        "--changed PATTERN."
+    )
+
+
+@lru_cache(maxsize=1)
+def _recorded() -> Values:
+    return load()[0]
 
 
 def stored(found: Any) -> Any:
