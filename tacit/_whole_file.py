@@ -32,3 +32,9 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     with whole_file(path, mode=mode) as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
     return path
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what processes that were killed have left half-written beside `path`."""
+    for part in path.parent.glob(f".{path.name}.*{PARTIAL}"):
+        part.unlink(missing_ok=True)

@@ -57,6 +57,10 @@ MaybeSteps = Annotated[int | None, _STEPS]
 Epsilon = Annotated[float, typer.Option(help="Largest epsilon allowed.")]
 MaybeEpsilon = Annotated[float | None, typer.Option(help="Largest epsilon [the recipe's].")]
 Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
+LostSteps = Annotated[
+    str,
+    typer.Option(help="Beyond the reserve of an interrupted run: pay, or skip. Default: stop."),
+]
 MaybeDelta = Annotated[float | None, typer.Option(help=DELTA_HELP)]
 Relation = Annotated[ev.Relation, typer.Option(help="How two neighboring data sets differ.")]
 MaybeRelation = Annotated[
@@ -198,6 +202,7 @@ def train_and_print(
     page: bool,
     as_json: bool,
     progress: bool | None = None,
+    lost_steps: str = "reserve",
     verb: str = "train",
     train: "Callable[..., Facts] | None" = None,
 ) -> None:
@@ -212,7 +217,7 @@ def train_and_print(
 
     if rank() > 0:  # rank 0 prints
         with _ranks_together():
-            train(recipe, folder, root=root)
+            train(recipe, folder, root=root, lost_steps=lost_steps)
         return
     is_hidden, is_forced = as_json if progress is None else not progress, progress is True
     bar = progress_bar(recipe.name, is_hidden=is_hidden, is_forced=is_forced)
@@ -229,7 +234,7 @@ def train_and_print(
             show(progress.step, progress.steps, text)
 
         try:
-            facts = train(recipe, folder, root=root, on_progress=report)
+            facts = train(recipe, folder, root=root, on_progress=report, lost_steps=lost_steps)
         except KeyboardInterrupt:
             typer.echo(f"\ninterrupted; you can go on with: tacit {verb} {folder}", err=True)
             raise typer.Exit(130) from None

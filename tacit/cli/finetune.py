@@ -26,6 +26,7 @@ def finetune(
     out: shared.Out = None,
     page: shared.WithPage = True,
     as_json: shared.AsJson = False,
+    lost_steps: shared.LostSteps = "reserve",
     progress: Annotated[
         bool | None,
         typer.Option(
@@ -70,6 +71,7 @@ def finetune(
         page=page,
         as_json=as_json,
         progress=progress,
+        lost_steps=lost_steps,
         verb="finetune",
         train=lambda *given, **options: finetune(*given, **options, on_plan=show),
     )

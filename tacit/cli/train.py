@@ -29,6 +29,7 @@ def train(
         float | None,
         typer.Option(help="Release a noisy training loss, clipped to this value, at no epsilon."),
     ] = None,
+    lost_steps: shared.LostSteps = "reserve",
     progress: Annotated[
         bool | None,
         typer.Option(
@@ -59,5 +60,11 @@ def train(
     if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
     shared.train_and_print(
-        chosen, folder, root=given.data, page=given.page, as_json=given.as_json, progress=progress
+        chosen,
+        folder,
+        root=given.data,
+        page=given.page,
+        as_json=given.as_json,
+        progress=progress,
+        lost_steps=lost_steps,
     )

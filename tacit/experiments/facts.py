@@ -173,7 +173,7 @@ class Facts:
     """batch_size, epochs, steps, clip_norm, noise_multiplier, learning_rate, …"""
     steps: int = 0
     resumed: int = 0
-    """How often the run was interrupted and resumed; repeated steps repeat their noise."""
+    """How often the run was interrupted and resumed. Steps are taken again with fresh noise."""
     # Results
     utility: Utility
     model_file: str = MODEL

@@ -10,8 +10,8 @@
     ├── audit.json          what `tacit audit` found, if the run was audited
     ├── data.json           mode 0600: the folder of the data, so that a resumed run finds them
     ├── .lock               held by the process that works in the folder
-    └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end,
-                            apart from the states that `run.stretches` keeps for a replay
+    └── secret/             mode 0700: checkpoint, paid features; removed at the end, apart from the
+                            states, with the key, that `run.stretches` keeps for a replay
 
 A PATE run has other files in place of the metrics and the model:
 
@@ -19,10 +19,9 @@ A PATE run has other files in place of the metrics and the model:
     ├── student.npz         the released student (`SpreadStudent.from_arrays`)
     └── by_answers.jsonl    epsilon and accuracy after growing numbers of answers
 
-Except for `secret/`, the folder holds only released and public values. Whoever has the key of the
-noise can subtract the noise. Metrics are measured on the test split, which is assumed public, with
-weights that were paid for. Every file is replaced as a whole, so a reader finds either the old
-content or the new one.
+Except for `secret/`, the folder holds only released and public values. Metrics are measured on the
+test split, which is assumed public, with weights that were paid for. Every file is replaced as a
+whole, so a reader finds either the old content or the new one.
 """
 
 import contextlib
@@ -272,7 +271,7 @@ class RunFolder:
         return facts
 
     def close(self) -> None:
-        """Remove what is in `secret/`, with the key of the noise, and files left half-written.
+        """Remove what is in `secret/`, and files left half-written.
 
         States that the recipe keeps for a replay (`run.stretches`) stay.
         """
@@ -285,8 +284,6 @@ class RunFolder:
             shutil.rmtree(self / SECRET, ignore_errors=True)
         for part in self.path.glob(f".*{PARTIAL}"):
             part.unlink(missing_ok=True)
-        # Tags of sums, for steps that are repeated from a checkpoint: none is left.
-        (self / f"{LEDGER}.sums").unlink(missing_ok=True)
 
 
 def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:

@@ -1,11 +1,12 @@
 """Replay of a DP-SGD run: stretches of it are computed again from the records and the key.
 
 A run whose recipe sets `run.stretches` keeps its state at the borders of that many stretches, with
-the key of the noise. Whoever has these states and the records can take the steps of a stretch again
-and must arrive at the next state, bit for bit on the same kind of machine. The first state must be
-the model before training, and the last one must hold the released weights. So if the released
-weights do not come from this training, at least one stretch or one of these two ends is wrong, and
-a random choice of k out of n stretches finds it with a probability of at least k / n.
+the key of the noise: the one exception to the rule that a key ends with its process. Whoever has
+these states and the records can take the steps of a stretch again and must arrive at the next
+state, bit for bit on the same kind of machine. The first state must be the model before training,
+and the last one must hold the released weights. So if the released weights do not come from this
+training, at least one stretch or one of these two ends is wrong, and a random choice of k out of n
+stretches finds it with a probability of at least k / n.
 """
 
 from collections.abc import Collection, Mapping
@@ -53,11 +54,12 @@ def replay_run(
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE, trust_code=trust_code)
     kept = sorted((folder / SECRET / REPLAY).glob("*.pt"))
     borders = sorted(replay_steps(recipe.run.stretches, facts.steps))
-    if not borders or [int(file.stem) for file in kept] != borders:
+    if not borders or not {*borders} <= {int(file.stem) for file in kept}:
         raise ValueError(
             f"{folder.path} has no states to replay. Set run.stretches in the recipe, train again, "
             "and keep secret/: the states hold the key of the noise."
         )
+    borders = [int(file.stem) for file in kept]  # also where the run was interrupted
     dataset = data.load(recipe.data, folder.data_root(root), takes_persons=True)
     last = len(borders) - 1
     chosen = np.argsort(generator(rng).random(last))[: max(1, min(stretches, last))]
@@ -100,7 +102,7 @@ def _first(recipe: Recipe, dataset: Dataset, state: State) -> Replayed:
 def _resumed(recipe: Recipe, dataset: Dataset, state: State) -> TrainingLoop:
     """Return the loop of the run, in `state`. It pays from a ledger in memory."""
     loop = _loop(recipe, dataset, state)
-    loop.private.load_state_dict(state["private"], is_replay=True)
+    loop.private.load_replay(state["private"])
     loop.model.load_state_dict(state["model"])
     loop.optimizer.load_state_dict(state["optimizer"])
     if loop.ema is not None:

@@ -27,13 +27,14 @@ from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
 from tacit.experiments.recipe import Recipe, TrainingSettings
 from tacit.experiments.views import shift_and_mirror
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, restart_reserve
 from tacit.mechanisms import optimal_bands
 from tacit.sampling import CyclicPoisson, Poisson
 from tacit.training import (
     EMA,
     AdamBC,
     Banded,
+    Checkpoint,
     NoisyLoss,
     ReleasedStep,
     Users,
@@ -70,6 +71,8 @@ class TrainingLoop:
         Whose record each one is, if persons may have several. A canary is a person of its own.
     also
         Events of other releases in the same run, such as paid features; see `make_private`.
+    checkpoint
+        Where the state is kept, if it is; the noise multiplier is then for a run with a reserve.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class TrainingLoop:
         seed: int | None = None,
         canaries: GradientCanaries | None = None,
         persons: PersonRows | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         training, upper = recipe.training, recipe.training.loss_upper
         device = require_device(recipe)
@@ -98,6 +102,8 @@ class TrainingLoop:
         self.ema = (
             EMA(model, decay=training.average) if training.average and not is_banded else None
         )
+        if checkpoint is not None and self.ema is not None:
+            checkpoint = replace(checkpoint, also={**checkpoint.also, "ema": self.ema})
         losses = gpu_losses if device.type == "cuda" else example_losses
         trained, rows, declared = model, records, n_records
         if canaries is not None:
@@ -118,9 +124,11 @@ class TrainingLoop:
             steps=steps_of(recipe, n_records),
             clip_norm=training.clip_norm,
             noise_multiplier=noise_multiplier,
+            delta=recipe.privacy.delta,
             n_records=declared,
             users=users_of(persons, n_rows=len(rows[0])),
             ledger=ledger,
+            checkpoint=checkpoint,
             also=also,
             seed=seed,
             max_microbatch=training.max_microbatch,
@@ -277,9 +285,16 @@ def sampling_in_words(batch: int, n_records: int, *, bands: int, of: str) -> str
     return words if bands == 1 else f"{words}, from one of {bands} groups of records in turn"
 
 
-def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) -> Event:
-    """Return the event of all training steps, at a noise multiplier and an expected lot size."""
+def training_event(
+    recipe: Recipe, n_records: int, noise: float, *, lot: int, is_kept: bool = False
+) -> Event:
+    """Return the event of all training steps, at a noise multiplier and an expected lot size.
+
+    If the state of the run is kept in a checkpoint, it has the steps reserved for a restart.
+    """
     bands, steps = recipe.training.correlated, steps_of(recipe, n_records)
+    column = optimal_bands(steps, bands := min(bands, steps)).tolist()
+    steps += restart_reserve(steps, bands) if is_kept else 0
     if bands == 1:
         step = Poisson(lot / n_records).amplify(Gaussian(noise))
         if _samples_records_of_persons(recipe):
@@ -291,9 +306,8 @@ def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) ->
             "priced for persons who are drawn as a whole. Use data.sampled persons, or leave "
             "bands out."
         )
-    bands = min(bands, steps)
     sampler = CyclicPoisson(min(1.0, bands * lot / n_records), bands)
-    return sampler.event(noise, steps, optimal_bands(steps, bands).tolist())
+    return sampler.event(noise, steps, column)
 
 
 def _samples_records_of_persons(recipe: Recipe) -> bool:
@@ -317,7 +331,9 @@ def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
     return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
-def noise_multiplier(recipe: Recipe, n_records: int, also: tuple[Event, ...] = ()) -> float:
+def noise_multiplier(
+    recipe: Recipe, n_records: int, also: tuple[Event, ...] = (), *, is_kept: bool = False
+) -> float:
     """Return the least noise multiplier with which the whole run costs at most its epsilon.
 
     The cost includes paid features and the events `also` of other releases. With
@@ -327,10 +343,11 @@ def noise_multiplier(recipe: Recipe, n_records: int, also: tuple[Event, ...] = (
     result.
     """
     training, budget = recipe.training, recipe.privacy.budget
-    paid, lot = (*features_events(recipe, n_records), *also), replace(training, shrink=1).lot
+    paid = (*features_events(recipe, n_records), *also)
+    terms: dict[str, Any] = {"lot": replace(training, shrink=1).lot, "is_kept": is_kept}
     try:
         noise = accounting.calibrate(
-            lambda noise: Sequence((*paid, training_event(recipe, n_records, noise, lot=lot))),
+            lambda noise: Sequence((*paid, training_event(recipe, n_records, noise, **terms))),
             epsilon=budget.epsilon,
             delta=budget.delta,
             relation=Relation(recipe.privacy.relation),

@@ -2,14 +2,12 @@
 
 Guarantee: everything in the folder, except `secret/`, is computed from the training records by
 releases that `facts.event` describes. Paid features and the whole training plan are paid before
-they are released. A run that was killed resumes from its last checkpoint. Nothing of the later
-steps had left the process, and they are repeated with the same lots and the same noise, so the run
-costs no more than its plan.
+they are released. A run that was killed resumes from its last checkpoint; the steps after it are
+taken again with fresh lots and noise, out of the reserve of the plan.
 """
 
 import contextlib
 import hashlib
-import io
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tacit._whole_file import write_whole
+from tacit._whole_file import whole_file
 from tacit.datasets import Dataset
-from tacit.errors import WeakGuarantee
+from tacit.errors import BudgetExceeded, WeakGuarantee
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
@@ -72,11 +70,10 @@ from tacit.experiments.training_loop import (
 )
 from tacit.experiments.training_touches import lost_touch, releases, touches
 from tacit.ledger import Budget, Ledger
-from tacit.training import Key, Ranks
+from tacit.training import Checkpoint, Key, LostSteps, Ranks
 
-FEATURES_KEY = "features.key"
+FEATURES = "features.pt"
 _CHECKPOINT = "checkpoint.pt"
-_SAVING_SHARE = 0.05  # most of the time that may go into saving the state
 _PATIENCE = 60.0  # seconds: a process that another thread has just forked holds copies of locks
 
 
@@ -105,6 +102,7 @@ def train(
     baseline: SequenceOf[Metric] | None = None,
     on_progress: OnProgress | None = None,
     cache: Path | None = None,
+    lost_steps: LostSteps = "reserve",
 ) -> Facts:
     """Start or resume the run in folder `path`, and return its facts; a finished run is not rerun.
 
@@ -118,6 +116,9 @@ def train(
     cache
         Folder for features that take long to compute; default the user's cache. It holds private
         values.
+    lost_steps
+        What to do if an interrupted run has lost more than its reserve: see
+        `tacit.training.Checkpoint`.
 
     Examples
     --------
@@ -131,7 +132,8 @@ def train(
     with contextlib.ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(folder.locked()) and None)
         place = ranks.on_first(lambda: folder.data_root(root)) if root is None else root
-        return _train(recipe, folder, ranks, place, baseline, on_progress, cache)
+        return _train(recipe, folder, ranks, place, baseline, on_progress, cache,
+                      lost_steps=lost_steps)  # fmt: skip
 
 
 def _train(
@@ -143,12 +145,13 @@ def _train(
     on_progress: OnProgress | None,
     cache: Path | None,
     *,
+    lost_steps: LostSteps = "reserve",
     is_handed_over: bool = False,
 ) -> Facts:
     """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
     show = on_progress or (lambda _: None)
-    with _begun(recipe, folder, ranks, root, cache, is_handed_over=is_handed_over,
-                on_progress=show) as session:  # fmt: skip
+    with _begun(recipe, folder, ranks, root, cache, lost_steps=lost_steps,
+                is_handed_over=is_handed_over, on_progress=show) as session:  # fmt: skip
         if isinstance(session, Facts):
             return session
         session.go(show)
@@ -173,7 +176,8 @@ def _begun(
     root: str | Path | None,
     cache: Path | None,
     *,
-    is_handed_over: bool,
+    lost_steps: LostSteps = "reserve",
+    is_handed_over: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Iterator["Session | Facts"]:
     """Open the ledger, check the table, and yield the session; the facts of a finished run."""
@@ -198,7 +202,8 @@ def _begun(
             lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
         )
         yield Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks,
-                      is_handed_over=is_handed_over, on_progress=on_progress)  # fmt: skip
+                      lost_steps=lost_steps, is_handed_over=is_handed_over,
+                      on_progress=on_progress)  # fmt: skip
 
 
 def begin_run(
@@ -238,10 +243,10 @@ def pay_for_run(
     with folder.locked():
         place = folder.data_root(root) if root is None else root
         paid = PaidRun(recipe, Path(path), place, cache)
-        with _begun(recipe, folder, Ranks(), place, cache, is_handed_over=False) as session:
+        with _begun(recipe, folder, Ranks(), place, cache) as session:
             if isinstance(session, Facts):
                 return paid
-            session.pay_whole()
+            session.private.pay_whole()
             return paid._replace(checked=session.checked)
 
 
@@ -304,31 +309,31 @@ class Session:
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
+    lost_steps: LostSteps = "reserve"
     is_handed_over: bool = False
     """Another process has prepared the run for this one: that is no interruption."""
     on_progress: OnProgress = lambda _: None
     """What is told about the preparation; `go` takes its own."""
 
     def __post_init__(self) -> None:
-        self.n_records = self.dataset.n_records
-        self.digest = digest_of(self.dataset)
+        self.n_records, self._start = self.dataset.n_records, time.monotonic()
+        self.paid_again: list[Event] = []  # summaries that were lost between payment and release
+        self.summaries: dict[str, Any] = {}
         ranks, seed = self.ranks, self.recipe.run.seed
         state = ranks.on_first(self._read_checkpoint)
         fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
         self.init = state["init"] if state else ranks.share(fresh)
-        self.summaries = state["summaries"] if state else {}
         self.noise = state["noise"] if state else self._calibrate()
+        self.checkpoint = Checkpoint(
+            path=self._checkpoint, also={"run": self}, lost_steps=self.lost_steps
+        )
         self.loop = self._make_loop()
         self.private = self.loop.private
-        if state:
-            self._load(state)
-        else:
-            ranks.on_first(self._save)  # before the first payment, so that a restart has the key
 
     def _calibrate(self) -> float:
         """Return the noise multiplier with which the whole run costs at most its epsilon."""
         planned = (*self.checked, *_evaluation_plan(self.recipe, self.dataset))
-        return noise_multiplier(self.recipe, self.n_records, planned)
+        return noise_multiplier(self.recipe, self.n_records, planned, is_kept=True)
 
     def _make_loop(self) -> TrainingLoop:
         """Return the model in private training, with its features released and paid for."""
@@ -350,9 +355,10 @@ class Session:
             n_records=self.n_records,
             noise_multiplier=self.noise,
             ledger=self.ledger,
-            also=(*self.checked, *features_events(recipe, self.n_records)),
+            also=(*self.checked, *features_events(recipe, self.n_records), *self.paid_again),
             seed=recipe.run.seed,
             persons=self.dataset.persons,
+            checkpoint=self.checkpoint,
         )
 
     def _show(self, doing: str) -> None:
@@ -364,53 +370,36 @@ class Session:
         """Expected records of a lot, by which epochs are counted."""
         return self.recipe.training.batch
 
-    def pay_whole(self) -> None:
-        """Pay for all steps at once, and save the state for the process that takes them."""
-        self.private.pay_whole()
-        self._save()
-
     def go(self, on_progress: OnProgress) -> None:
         """Take all remaining steps, and measure the model at the end of each epoch.
 
-        What was measured is shown when the state has been saved: until then nothing of the steps
-        since the last checkpoint leaves the process. Every checkpoint reads all records, so runs
-        with short epochs save after some of them, and at the end.
+        The states that a replay begins with are kept where the recipe asks for it, and where a
+        process takes over from another one, since it has another key.
         """
-        private, saved, cost = self.private, time.monotonic(), 0.0
+        private = self.private
         if self.ranks.rank > 0:
             for _ in self.loop.steps():  # what is measured and written, rank 0 does alone
                 pass
             return
         latest = self.metrics[-1] if self.metrics else {}
         kept = replay_steps(self.recipe.run.stretches, private.steps)
-        if private.steps_taken == 0 and kept:
-            self._keep(0)
+        if kept and private.steps_taken < private.steps:
+            self._keep(private.steps_taken)
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
         per_epoch = self.n_records / self.batch_size
         for step in self.loop.steps():
             if step in kept:
                 self._keep(step)
             ends_epoch = int(step / per_epoch) > int((step - 1) / per_epoch)
-            is_last = step == private.steps
-            if ends_epoch or is_last:
-                self.metrics.append(self._measure(step))
-            since = time.monotonic() - saved
-            is_due = (ends_epoch and _SAVING_SHARE * since > cost) or is_last
-            is_new = False
-            if is_due or since > self.recipe.run.checkpoint_seconds:
-                now = time.monotonic()
-                self.seconds += now - saved
-                saved = now
-                self._save()  # before anyone sees what was released since the last checkpoint
+            is_new = ends_epoch or step == private.steps
+            if is_new:
+                latest = self._measure(step)
+                self.metrics.append(latest)
                 self.folder.write_lines(METRICS, self.metrics)
-                cost = time.monotonic() - saved
-                is_new = bool(self.metrics) and self.metrics[-1] is not latest
-                latest = self.metrics[-1] if self.metrics else {}
             on_progress(Progress(step, private.steps, latest, is_new))
 
     def finish(self, baseline: SequenceOf[Metric]) -> Facts:
         """Write the released model and then, as the last file, the facts; return the facts."""
-        self.private.pay_whole()  # it is paid; the ledger then lists the plan as one of this run
         with self.loop.released() as model:
             content = model_bytes(self.recipe, model, self.prepared, self.dataset.n_classes)
         self.folder.write_lines(METRICS, self.metrics)
@@ -424,6 +413,7 @@ class Session:
         of = "" if dataset.persons is None else dataset.persons.sampled
         sampling = sampling_in_words(training.lot, self.n_records, bands=bands, of=of)
         done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
+        done["reserve"] = self.private.info.get("reserve", 0)
         if training.bands is not None:
             done["bands"] = bands  # fewer than asked for in a run of fewer steps
         if bands > 1:
@@ -450,7 +440,7 @@ class Session:
             hyperparameters=recipe.to_dict()["training"] | done,
             steps=steps,
             resumed=self.resumed,
-            seconds=round(self.seconds, 3),
+            seconds=round(self._seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
             records_per_person=dataset.records_per_person,
@@ -499,102 +489,99 @@ class Session:
             return evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
 
     def _release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
-        """Return a paid summary: the one stored in the checkpoint, or else pay and release it.
+        """Return a paid summary: the one that is stored, or else pay for it, release and store it.
 
-        After a crash between the payment and the first checkpoint, the summary is released again
-        with the same noise, so one payment suffices. The note in the ledger contains a random name
-        of the run. So two runs with the same seed and the same ledger both pay.
+        The note in the ledger contains a random name of the run. So two runs with the same seed and
+        the same ledger both pay.
         """
-        if name in self.summaries:
-            if (note := self._note(name)) is not None:  # paid before this process began
-                paid = (entry.id for entry in self.ledger.history() if entry.note == note)
-                self.ledger.used.update(paid)
-            return self.summaries[name].numpy()
-        return self.ranks.on_first(lambda: self._pay_and_release(name, summary, x))
+        return self.ranks.on_first(lambda: self._release_once(name, summary, x))
 
-    def _pay_and_release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
-        path = self.folder / SECRET / FEATURES_KEY
-        if not path.is_file():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            key = Key.from_seed(self.recipe.run.seed).secret
-            write_whole(path, key + os.urandom(16), mode=0o600)
-        note = self._note(name) or ""
-        if not any(entry.note == note for entry in self.ledger.history()):
-            self.ledger.spend(summary.event, note=note)
-        return summary.release(x, Key(path.read_bytes()[:32]).numpy(name, 0))
+    def _release_once(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
+        path, ledger = self.folder / SECRET / FEATURES, self.ledger
+        stored = {"run": os.urandom(16).hex(), "values": {}}
+        if path.is_file():
+            stored = torch.load(path, weights_only=True)
+        else:
+            _write(path, stored)
+        note = f"{name} for run {stored['run']}"
+        earlier = [entry for entry in ledger.history() if entry.note == note]
+        ledger.used.update(entry.id for entry in earlier)
+        if name not in stored["values"]:
+            if earlier and self.lost_steps == "reserve":
+                raise BudgetExceeded(
+                    f"the {name} of the features was paid, and the process ended before it was "
+                    f"stored. With lost_steps='pay' {summary.event} is paid again."
+                )
+            earlier.append(ledger.spend(summary.event, note=note))
+            key = Key.from_seed(self.recipe.run.seed)
+            key = key if len(earlier) == 1 else key.of_attempt(f"{name} {len(earlier)}")
+            stored["values"][name] = torch.from_numpy(summary.release(x, key.numpy(name, 0)))
+            _write(path, stored)
+        self.paid_again += [entry.event for entry in earlier[1:]]
+        return stored["values"][name].numpy()
 
-    def _note(self, name: str) -> str | None:
-        """Return the note of the payment for a summary; None where its key is not."""
-        path = self.folder / SECRET / FEATURES_KEY
-        return f"{name} for run {path.read_bytes()[32:].hex()}" if path.is_file() else None
-
-    def _save(self) -> None:
-        self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(self._checkpoint, self._state(), mode=0o600)
+    @property
+    def _seconds(self) -> float:
+        return self.seconds + time.monotonic() - self._start
 
     def _keep(self, step: int) -> None:
-        """Keep the state after `step` steps for a replay, beyond the end of the run."""
-        path = self.folder / SECRET / REPLAY / f"{step:09d}.pt"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, self._state(), mode=0o600)
+        """Keep the state after `step` steps for a replay, with the key, beyond the end of the run.
 
-    def _state(self) -> bytes:
-        ema = self.loop.ema
+        States of later steps belong to a process that was killed.
+        """
+        folder, ema = self.folder / SECRET / REPLAY, self.loop.ema
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in folder.glob("*.pt"):
+            if int(path.stem) > step:
+                path.unlink()
         state = {
-            "private": self.private.state_dict(),
+            "private": self.private.replay_state(),
             "model": self.loop.model.state_dict(),
             "optimizer": self.loop.optimizer.state_dict(),
             "ema": None if ema is None else ema.state_dict(),
-            "metrics": self.metrics,
             "noise": self.noise,
-            "digest": self.digest,
+            "digest": digest_of(self.dataset),
             "init": self.init,
             "summaries": self.summaries,
-            "resumed": self.resumed,
-            "seconds": self.seconds,
             "also": [event.to_dict() for event in self.loop.also],
         }
-        stream = io.BytesIO()
-        torch.save(state, stream)
-        return stream.getvalue()
+        _write(folder / f"{step:09d}.pt", state)
 
-    def _read_checkpoint(self) -> Mapping | None:
-        """Return the state of an interrupted run, or None for a new run.
+    def state_dict(self) -> dict[str, Any]:  # Any: numbers and rows of metrics
+        """Return what the checkpoint has to hold besides the run of `make_private`."""
+        own = {"init": self.init, "noise": self.noise, "metrics": self.metrics}
+        return own | {"resumed": self.resumed, "seconds": self._seconds}
 
-        Raises if the checkpoint was made with different records, or if the folder's ledger has
-        payments whose noise cannot be repeated. Without the key of the noise, a repeated release
-        would have fresh noise, and the earlier release may have left the process already.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as `state_dict` gives it
+        """Continue from a `state_dict()`."""
+        self.metrics, self.seconds = list(state["metrics"]), state["seconds"]
+        self.resumed = state["resumed"] + (not self.is_handed_over)
+
+    def _read_checkpoint(self) -> Mapping[str, Any] | None:  # Any: as `state_dict` gives it
+        """Return this session's part of the checkpoint of an interrupted run; None for a new run.
+
+        Raises if the folder's ledger has payments of a run, and there is no checkpoint to go on
+        from.
         """
+        (self.folder / SECRET).mkdir(mode=0o700, exist_ok=True)
         if self._checkpoint.is_file():
-            state = torch.load(self._checkpoint, weights_only=True)
-            if state["digest"] == self.digest:
-                return state
-            raise ValueError(
-                f"{self.folder.path} was started on other training records. "
-                "Restore them, or start anew with --out."
-            )
+            return torch.load(self._checkpoint, weights_only=True, mmap=True)["run"]
         if self.recipe.privacy.ledger:  # shared with other runs, whose payments it holds too
             return None
         # The check of a table, whose result is stored, is paid before the first checkpoint.
         history = self.ledger.history()
         paid = {entry.kind for entry in history if entry.id not in self.ledger.used}
-        if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
+        if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES).is_file()):
             raise ValueError(
                 f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
                 "Choose another folder with --out."
             )
         return None
 
-    def _load(self, state: Mapping) -> None:
-        # What this run has written since its checkpoint is of steps before the checkpoint.
-        self.private.load_state_dict(state["private"], is_unreleased=True)
-        self.loop.model.load_state_dict(state["model"])
-        self.loop.optimizer.load_state_dict(state["optimizer"])
-        if self.loop.ema is not None:
-            self.loop.ema.load_state_dict(state["ema"])
-        self.metrics = list(state["metrics"])
-        self.seconds = state["seconds"]
-        self.resumed = state["resumed"] + (not self.is_handed_over)
+
+def _write(path: Path, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
+    with whole_file(path, mode=0o600) as stream:
+        torch.save(state, stream)
 
 
 def take_folder(folder: RunFolder, recipe: Recipe, *, verb: str = "train") -> None:

@@ -54,7 +54,7 @@ def step_touches(settings_of: str) -> Iterator[Touch]:
 
 
 def lost_touch(repaid: str) -> Touch:
-    """Return a description of steps that a restart paid again."""
+    """Return a description of steps that a restart paid again, beyond the reserve of the plan."""
     how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
     return Touch(what="training", how=how, cost="paid")
 

@@ -16,7 +16,7 @@ from tacit.ledger.planning import PlannedPayment, PlanningLedger
 from tacit.ledger.postgres_store import server_address, without_password
 from tacit.ledger.postgres_store import write_pointer as connect
 from tacit.ledger.relation import agreed_relation
-from tacit.ledger.reserved_plan import Plan
+from tacit.ledger.reserved_plan import Plan, restart_reserve
 from tacit.ledger.verify import Verification
 from tacit.ledger.witness import FileWitness, WitnessMark
 
@@ -38,6 +38,7 @@ __all__ = [
     "is_pending",
     "move",
     "paid_once",
+    "restart_reserve",
     "server_address",
     "without_password",
 ]

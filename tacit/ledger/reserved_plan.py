@@ -125,6 +125,23 @@ class Plan:
         self._store.connection.execute(update, (taken, self.id))
 
 
+def restart_reserve(steps: int, piece: int = 1, *, every: int | None = None) -> int:
+    """Return how many steps a plan of `steps` steps reserves for those that a crash may lose.
+
+    That is one interval between checkpoints: `every` steps, default 1 % of all, rounded up to whole
+    pieces of the run that have a price of their own. Nothing is reserved where a piece is so large
+    that this would be more than 2 % of the run. docs/guarantees.md says what follows from it.
+
+    >>> restart_reserve(1000), restart_reserve(30), restart_reserve(1000, piece=16)
+    (10, 1, 16)
+    >>> restart_reserve(1000, piece=250)
+    0
+    """
+    wanted = -(-steps // 100) if every is None else whole(every=every, least=1)
+    reserve = piece * -(-wanted // piece)
+    return reserve if piece == 1 or 50 * reserve <= steps else 0
+
+
 def steps_of(event: Event) -> int:
     """Return how many successive releases `event` consists of: the steps of its plan."""
     if isinstance(event, Repeated):

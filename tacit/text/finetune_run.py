@@ -78,7 +78,7 @@ from tacit.text.materials import Materials, keep_inputs, read_materials
 from tacit.text.planner import FinetuningPlan, filled
 from tacit.text.text_records import Text
 from tacit.text.trained_weights import TrainedWeights, require_saved
-from tacit.training import AdamBC, Banded, Ranks, make_private
+from tacit.training import AdamBC, Banded, Checkpoint, LostSteps, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
@@ -93,6 +93,7 @@ def finetune(
     root: str | Path | None = None,
     on_progress: OnProgress | None = None,
     on_plan: Callable[[FinetuningPlan], None] | None = None,
+    lost_steps: LostSteps = "reserve",
 ) -> Facts:
     """Start or resume the run in folder `path`, and return its facts; a finished run is not rerun.
 
@@ -102,6 +103,9 @@ def finetune(
         Folder of texts, models and tokenizers, default `TACIT_DATA`.
     on_plan
         Called on rank 0 with the plan of a run, before anything is paid.
+    lost_steps
+        What to do if an interrupted run has lost more than its reserve: see
+        `tacit.training.Checkpoint`.
     """
     if recipe.method != "finetune":
         raise ValueError(f'the recipe is of method {recipe.method}, not "finetune".')
@@ -136,6 +140,7 @@ def finetune(
                 ledger,
                 folder.path,
                 ranks=ranks,
+                lost_steps=lost_steps,
                 materials=materials,
                 plan=plan,
                 told=told,
@@ -178,6 +183,7 @@ class FinetuneLoop:
         ledger: Any,  # Any: a Ledger
         also: tuple[Event, ...],
         seed: int,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         recipe, dataset = materials.recipe, materials.dataset
         settings = recipe.finetune
@@ -201,9 +207,11 @@ class FinetuneLoop:
             steps=plan.chosen.steps,
             clip_norm=settings.clip_norm,
             noise_multiplier=noise_multiplier,
+            delta=recipe.privacy.delta,
             n_records=dataset.n_records,
             users=users_of(dataset.persons, n_rows=len(dataset.x_train)),
             ledger=ledger,
+            checkpoint=checkpoint,
             also=also,
             seed=recipe.run.seed,
             noise=Banded(bands=plan.bands) if plan.bands > 1 else None,
@@ -332,6 +340,7 @@ class FinetuneSession(Session):
             ledger=self.ledger,
             also=(),
             seed=self.init,
+            checkpoint=self.checkpoint,
         )
 
     @property
@@ -351,7 +360,6 @@ class FinetuneSession(Session):
 
     def finish(self, baseline: Sequence[Metric]) -> Facts:
         """Write the released model and then, as the last file, the facts; return the facts."""
-        self.private.pay_whole()  # it is paid; the ledger then lists the plan as one of this run
         recipe, dataset, folder = self.recipe, self.dataset, self.folder
         self._tell("saving the model")
         with self.loop.released() as model:
@@ -374,6 +382,7 @@ class FinetuneSession(Session):
         of, bands = "" if dataset.persons is None else "persons", self.plan.bands
         sampling = sampling_in_words(self.batch_size, self.n_records, bands=bands, of=of)
         done = {"steps": self.private.steps, "noise_multiplier": self.noise}
+        done["reserve"] = self.private.info.get("reserve", 0)
         if self.plan.correlation is not None and bands > 1:
             done["noise_saving"] = round(self.plan.correlation.saving, 4)
         (weights,) = (name for name in files if name.endswith(".safetensors"))
@@ -397,7 +406,7 @@ class FinetuneSession(Session):
             hyperparameters=recipe.to_dict()["finetune"] | done,
             steps=self.private.steps,
             resumed=self.resumed,
-            seconds=round(self.seconds, 3),
+            seconds=round(self._seconds, 3),
             utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
             # To be hashed in `finish`, beside the weights:

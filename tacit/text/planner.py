@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from tacit import accounting
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import Recipe
+from tacit.ledger import restart_reserve
 from tacit.sampling import Poisson
 
 WITHIN, WORST = 1.5, 2.5
@@ -131,6 +132,7 @@ def plan_finetuning(
 ) -> FinetuningPlan:
     """Return the batch size, steps and noise for a budget and a number of epochs.
 
+    The noise is that of a run which reserves steps for a restart.
     With `batch_size`, only steps and noise are chosen. `also` are other releases that the budget
     pays for. Noise is correlated over `bands` steps, for "auto" over at most `most_bands`; the
     batch size is the one for independent noise. No record is looked at.
@@ -145,7 +147,7 @@ def plan_finetuning(
 
         def event(noise: float) -> Event:
             step = Poisson(batch / n_records).amplify(Gaussian(noise))
-            return Sequence((*also, Repeated(step, steps)))
+            return Sequence((*also, Repeated(step, steps + restart_reserve(steps))))
 
         noise = accounting.calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
         return Candidate(batch, steps, noise)
@@ -181,7 +183,7 @@ def _correlation(
 ) -> Correlation:  # Any: the options of `price_bands`
     from tacit.training import choose_bands, price_bands  # needs torch
 
-    setting["steps"] = steps
+    setting |= {"steps": steps, "is_kept": True}
     if bands == "auto":
         found = choose_bands(most=most, **setting)
     else:

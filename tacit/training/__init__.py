@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
+    from tacit.training.checkpoint_file import Checkpoint, LostSteps
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
@@ -47,6 +48,7 @@ _HOMES = {
     "Automatic": "automatic_clipping",
     "Banded": "banded_noise",
     "Callback": "callbacks",
+    "Checkpoint": "checkpoint_file",
     "ClippedSum": "clip",
     "EMA": "ema",
     "Epoch": "epochs",
@@ -54,6 +56,7 @@ _HOMES = {
     "Flat": "clip",
     "Key": "key",
     "Linear": "plan",
+    "LostSteps": "checkpoint_file",
     "MLflow": "callbacks",
     "NoisyLoss": "noisy_loss",
     "NoisyMean": "noise",
@@ -86,12 +89,14 @@ __all__ = [
     "Automatic",
     "Banded",
     "Callback",
+    "Checkpoint",
     "ClippedSum",
     "Epoch",
     "Flat",
     "Geometric",
     "Key",
     "Linear",
+    "LostSteps",
     "MLflow",
     "NoisyLoss",
     "NoisyMean",

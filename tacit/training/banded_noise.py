@@ -18,8 +18,8 @@ error, which is computed for each b from public facts alone before the run.
 
 That is the step of DP-SGD with another sum: y_t is released on the public grid of `grid_noise`, and
 u_t is computed from y_t alone. Only the residuals e_s, which are minus the noise of earlier steps,
-are kept. They are private: with them anyone could subtract the noise. They are in memory and in
-checkpoints, as the key is.
+are kept. They are private: with them anyone could subtract the noise. They are in memory alone, as
+the key is.
 
 **Rounding.** Take two data sets that differ by one record, and the same releases up to a point, so
 the same u. The record moves g_s by v, of norm at most 1 in units of the scale, whenever it takes
@@ -32,11 +32,9 @@ deviations)), and the noise is larger by that factor (`make_grids`). How v is ch
 all earlier releases: the total of squares that one record may move is what a Gaussian release can
 bear (Smith & Thakurta 2022, arXiv:2210.17520).
 
-**Restarts.** The same z must never fall on two sums. So the tag that compares a repeated step with
-its first time covers the residuals that are mixed in (`past`), and `restart` is part of the plan.
-Dropping the residuals of steps before some step cuts columns of C, which moves no sum
-more than before. So noise may be started anew at public times (`Banded.restart`), and a restart
-with a fresh key does so: see `checkpoint`.
+**Restarts.** Dropping the residuals of steps before some step cuts columns of C, which moves no sum
+more than before. So noise may be started anew at public times (`Banded.restart`). A process that
+resumes a run keeps no residuals: it begins a mechanism of its own (docs/guarantees.md).
 """
 
 import math
@@ -55,16 +53,15 @@ from tacit._check import in_closed_unit, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
+from tacit.ledger import restart_reserve
 from tacit.mechanisms import MOST_BANDS, optimal_bands, running_error, step_deviations
 from tacit.training.grid_noise import NoiseGrid, SumOnGrid, rounded
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
-from tacit.training.tensor_text import from_text, to_text
 
 if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
 
-_UNIT = "steps of the grid"  # of the residuals that a checkpoint holds
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
@@ -203,20 +200,24 @@ def price_bands(
     sampler: sampling.FixedOrder | sampling.Stream | None = None,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
+    is_kept: bool = False,
 ) -> Bands:
     """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`.
 
     Lots are drawn by `sampling.CyclicPoisson`, unless a `sampler` is given. `also` are events of
-    other releases that the budget has to cover.
+    other releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for which
+    steps are reserved.
     """
     column = optimal_bands(steps, bands)
     drawn = _sampler(sampler, bands, batch_size, n_records)
+    piece = bands if sampler is None else steps
+    paid = steps + (restart_reserve(steps, piece) if is_kept else 0)
 
     def event(noise_multiplier: float) -> Event:
         if isinstance(drawn, sampling.Poisson):
-            run: Event = Repeated(drawn.amplify(Gaussian(noise_multiplier)), steps)
+            run: Event = Repeated(drawn.amplify(Gaussian(noise_multiplier)), paid)
         else:
-            run = drawn.event(noise_multiplier, steps, tuple(column.tolist()))
+            run = drawn.event(noise_multiplier, paid, tuple(column.tolist()))
         return EventSequence((*also, run)) if also else run
 
     multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
@@ -237,6 +238,7 @@ def choose_bands(
     sampler: sampling.FixedOrder | sampling.Stream | None = None,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
+    is_kept: bool = False,
 ) -> Bands:
     """Return the power of two of bands with the least noise of running sums, at most `most`.
 
@@ -260,6 +262,7 @@ def choose_bands(
         sampler=sampler,
         also=also,
         relation=relation,
+        is_kept=is_kept,
     )
     return min(map(price, sorted(candidates)), key=lambda found: found.noise)
 
@@ -370,40 +373,16 @@ class BandedNoise(NoisyMean):
         if self._residuals is not None:
             self._residuals.zero_()
 
-    def state(self) -> dict[str, object] | None:
-        """Return what is kept between steps, as JSON values. Private, like the key."""
-        kept = None if self._residuals is None else to_text(self._residuals)
-        return {"begin": self._begin, "next": self._next, "residuals": kept, "unit": _UNIT}
+    def state(self) -> dict[str, object]:
+        """Return what is kept between steps, for a replay. Private, like the key."""
+        kept = None if self._residuals is None else self._residuals.clone()
+        return {"begin": self._begin, "next": self._next, "residuals": kept}
 
-    def load_state(self, state: dict[str, Any] | None) -> None:  # Any: written by `state`
-        """Continue from a `state()`."""
-        if state is None:
-            raise ValueError(
-                "the checkpoint has no residuals of correlated noise. Load one of the same run."
-            )
-        self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
-        # Read in another unit, residuals would no longer cancel, and a repeated step would show
-        # what the first one added to its sum.
-        if kept is not None and state.get("unit") != _UNIT:
-            raise ValueError(
-                "the checkpoint holds residuals of correlated noise in the unit of another version "
-                "of tacit. Finish the run with that version, or begin a new run."
-            )
-        self._residuals = None if kept is None else from_text(kept)
-        self._ready = range(0)
+    def load_state(self, state: dict[str, Any]) -> None:  # Any: written by `state`
+        """Continue a replay from a `state()`."""
+        self._begin, self._next = state["begin"], state["next"]
+        self._residuals, self._ready = state["residuals"], range(0)
         self._blocks.clear()  # kernels hold the address of the residuals
-
-    def past(self, step: int, device: torch.device) -> list[Tensor]:
-        """Return sum_k c_k e_{t-k}, which the release of `step` adds to its sum. Private."""
-        self._begin_step(step)
-        if self._residuals is None or self._begin == step:
-            return []
-        kept = self._residuals = self._residuals.to(device)
-        older, recent = self._past(kept, step)
-        found = older.clone()
-        for row, weight in recent:
-            found.add_(kept[row], alpha=weight)
-        return [found]
 
     def _release_on_host(
         self,
@@ -497,7 +476,7 @@ class BandedNoise(NoisyMean):
         Residuals fill many times the caches. So a CPU reads them once for a block of `_AHEAD`
         steps: its first step mixes the residuals of steps before the block for all steps of the
         block. To these each step adds those from its own block. The order of additions depends on
-        the step alone, so a restart within a block repeats them bit for bit.
+        the step alone, so a replay repeats them bit for bit.
         """
         ahead = 1 if kept.is_cuda else min(_AHEAD, self._rows)
         block, shape = step - step % ahead, (ahead, kept.shape[1])
@@ -534,7 +513,7 @@ class BandedNoise(NoisyMean):
         if self._residuals is None:
             self._residuals = torch.zeros(self._rows, size, dtype=kind, device=device)
         if self._residuals.shape != (self._rows, size) or self._residuals.dtype != kind:
-            raise ValueError("the residuals of the checkpoint are of another model or device.")
+            raise ValueError("the residuals of the replay are of another model or device.")
         self._residuals = self._residuals.to(device)
         return self._residuals
 

@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import BudgetExceeded, IncompatibleModel
-from tacit.ledger import Ledger
 from tacit.training.clip import ClippedSum
 
 Result = TypeVar("Result")
@@ -103,17 +102,15 @@ class Ranks:
         return result
 
     def pay_and_add(
-        self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger
+        self, total: ClippedSum, drawn: float, pay: Callable[[], None]
     ) -> tuple[ClippedSum, float]:
-        """Call `pay` for a step, then add `total` over all ranks, in place. Private.
+        """Call `pay` for a step on rank 0, then add `total` over all ranks, in place. Private.
 
-        If a rank cannot pay, every rank raises and nothing is released. For a ledger in a file only
-        rank 0 pays; a ledger in memory exists on every rank, and every rank pays into its copy.
-        `drawn` is the number of records of this rank; the sum and the number over all ranks are
-        returned.
+        If it cannot pay, every rank raises and nothing is released. `drawn` is the number of
+        records of this rank; the sum and the number over all ranks are returned.
         """
         failure: Exception | None = None
-        if self.rank == 0 or ledger.path is None:
+        if self.rank == 0:
             try:
                 pay()
             except Exception as error:  # raised below: the other ranks must learn of it first
@@ -127,7 +124,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if counts[1] > 0:
-            raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
+            raise BudgetExceeded("rank 0 could not pay for this step; nothing was released.")
         return replace(total, loss=int(counts[2])), float(counts[0])
 
     def add(self, tensors: Sequence[Tensor]) -> None:

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from tacit._check import in_open_unit
 from tacit.training.clip import trainable
 from tacit.training.distributed import like_parameter
-from tacit.training.tensor_text import from_text, to_text
 
 
 class EMA:
@@ -89,7 +88,6 @@ class TailMean(EMA):
 
     def __init__(self, model: nn.Module, *, steps: int, share: float) -> None:
         super().__init__(model)
-        self._steps = steps
         self.first = steps - int(share * steps) + 1  # steps after which weights are added first
         self._next = self.first  # and next
 
@@ -117,29 +115,26 @@ class TailMean(EMA):
             yield model
 
     def apply_at_end(self, steps_taken: int) -> None:
-        """Set the model to the mean, for good, if its run is over; weights count once."""
-        if steps_taken == self._steps and self._next <= self._steps:
+        """Set the model to the mean, for good, once its run is over; weights count once."""
+        if steps_taken >= self._next:
             self.observe(steps_taken)
             _copy(self._means, trainable(self._model))
 
     def state(self) -> dict[str, object]:
-        """Return the mean as JSON values; of a sharded model the whole of it, on every rank."""
-        means = (
-            {
-                n: to_text(m.full_tensor() if isinstance(m, DTensor) else m)
-                for n, m in self._means.items()
-            }
-            if self.updates
-            else {}
-        )
+        """Return a copy of the mean; of a sharded model the whole of it, on every rank."""
+        known = self._means if self.updates else {}
+        means = {
+            name: m.full_tensor() if isinstance(m, DTensor) else m.clone()
+            for name, m in known.items()
+        }
         return {"first": self.first, "updates": self.updates, "next": self._next, "means": means}
 
-    def load_state(self, state: dict[str, Any]) -> None:  # Any: JSON values
+    def load_state(self, state: dict[str, Any]) -> None:  # Any: numbers and tensors
         """Continue from a `state()`."""
         self.updates, self._next = state["updates"], state["next"]
-        for name, text in state["means"].items():
+        for name, saved in state["means"].items():
             mean = self._means[name]
-            mean.copy_(like_parameter(from_text(text).to(mean.device), mean))
+            mean.copy_(like_parameter(saved.to(mean.device), mean))
 
     def _next_decay(self) -> float:
         return self.updates / (self.updates + 1)

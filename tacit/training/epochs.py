@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit import accounting
 from tacit.events import Event
-from tacit.events import Sequence as EventSequence
 from tacit.training.callbacks import Callback, ReleasedStep
 from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
@@ -77,8 +76,8 @@ class EpochLoops(RunState):
                 for batch in epoch:
                     private.step(batch)
         """
-        self._note_end(self._plan.steps)
-        while (taken := self.steps_taken) < self._plan.steps:
+        self._note_end(self._end)
+        while (taken := self.steps_taken) < self._end:
             yield epoch_at(self, taken)  # type: ignore[arg-type]  # `Private` is the only subclass
             if self.steps_taken == taken:
                 raise RuntimeError(
@@ -89,21 +88,19 @@ class EpochLoops(RunState):
     def epsilon_at(self, step: int, *, delta: float) -> float:
         """Return the epsilon at `delta` of a run planned to end after `step` steps.
 
-        It is the exact price of the first `step` steps of the plan, of the releases in `also`, and
-        of lost steps that restarts paid again; for samplers that are priced by the epoch, of the
-        epochs begun. At `private.steps` it equals `private.epsilon`. The run itself costs
-        `private.epsilon` from its first step on, also if it is stopped early because of its
-        results. Results are kept, so that asking again is free.
+        It is the exact price of the first `step` steps of the plan, of the steps reserved for a
+        restart, of the releases in `also`, and of lost steps that were paid beyond the reserve; for
+        samplers that are priced by the epoch, of the epochs begun.
+        At `private.steps` it equals `private.epsilon`. The run itself costs `private.epsilon` from
+        its first step on, also if it is stopped early because of its results. Results are kept, so
+        that asking again is free.
         """
         plan = self._plan
         if not isinstance(step, int) or not 0 <= step <= plan.steps:
             raise ValueError(f"step must be a whole number from 0 to {plan.steps}, got {step!r}.")
         if self._isolation.is_void:
             return math.inf
-        training = plan.training_event
-        if step < plan.steps:
-            training = plan.event_of(plan.noise_multipliers[:step]) if step else EventSequence(())
-        event = plan.together(self._with_repaid(training))
+        event = plan.together(self._with_repaid(plan.event_until(step)))
         if (event, delta) not in self._priced:
             self._priced[event, delta] = accounting.epsilon(
                 event, delta=delta, relation=self.ledger.relation
@@ -113,10 +110,10 @@ class EpochLoops(RunState):
     def epsilon(self, *, delta: float) -> float:
         """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
-        It includes lost steps that a restart has paid again, so it can exceed the epsilon that the
-        run was planned for. Stopping early because of the results does not make the run cheaper. It
-        is infinite if examples were seen to influence each other: the releases of such a run have
-        no guarantee.
+        It includes lost steps that were paid beyond the reserve, so it can exceed the epsilon that
+        the run was planned for. Stopping early because of the results does not make the run
+        cheaper. It is infinite if examples were seen to influence each other: the releases of such
+        a run have no guarantee.
         """
         return self.epsilon_at(self._plan.steps, delta=delta)
 
@@ -125,15 +122,17 @@ class EpochLoops(RunState):
         """Public facts on the run, by name. Losses, norms and lot sizes are private: left out.
 
         If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
-        is the noise of the gradient's sum. `repaid` describes lost steps that were paid again.
+        is the noise of the gradient's sum. `reserve` counts steps that are paid for a restart,
+        `repaid` describes lost steps that were paid beyond them.
         """
         bands = len(self._plan.column)
         return {
             **({"bands": bands} if bands > 1 else {}),
             **({"gradient_factor": factor} if (factor := self._plan.gradient_factor) > 1 else {}),
+            **({"reserve": self._plan.reserve} if self._plan.reserve else {}),
             **({"repaid": [str(event) for event in self._repaid.values()]} if self._repaid else {}),
             "step": self.steps_taken,
-            "steps": self._plan.steps,
+            "steps": self._end,
             "clip_norms": list(self._clip().clip_norms),
             "noise_multiplier": self._plan.noise_at(self.steps_taken),
             "expected_batch": self._plan.expected_batch,
@@ -148,9 +147,10 @@ class EpochLoops(RunState):
 
     def _note_end(self, end: int) -> None:
         """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
+        end = min(end, self._end)
         if self.steps_taken < end or self._first_step >= end:  # it was over when it was loaded
             return
-        what = "this run" if end == self._plan.steps else "this epoch"
+        what = "this run" if end == self._end else "this epoch"
         warnings.warn(
             f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
             "over private is the whole run; private.epochs() yields it epoch by epoch.",

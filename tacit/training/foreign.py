@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
-from tacit.training.checkpoint import State
+from tacit.training.checkpoint_file import State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.ema import TailMean
@@ -108,13 +108,14 @@ class ForeignLoops(EpochLoops):
         one row of zeros with weight 0. A rank with fewer microbatches than other ranks gets such
         rows too, because a wrapped model may wait for all ranks in every forward pass.
         """
-        return self.batches_until(self._plan.steps)
+        return self.batches_until(self._end)
 
     def batches_until(self, end: int) -> Iterator[Batch]:
         """Yield the microbatches of `batches` for the steps that remain before step `end`."""
         mine = self._begin_loop()
         self._note_end(end)
-        for lot in self._lots.from_step(self.steps_taken, end):
+        for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
+            self.keep()
             self._sum_so_far = None
             microbatches, most = lot.microbatches(), self._lots.most_batches(lot.step)
             microbatch, number = next(microbatches, None), 0
@@ -134,7 +135,7 @@ class ForeignLoops(EpochLoops):
                 finally:
                     self._end_turn(mine)
                 microbatch = following
-        self._end_run()
+        self._end_loop()
 
     def backward(self, losses: Tensor | None = None) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
@@ -187,7 +188,7 @@ class ForeignLoops(EpochLoops):
         self._end_with_the_optimizer()
 
     def state_dict(self) -> State:
-        """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
+        """Return position and payments of the run, for `load_state_dict`. It holds no key.
 
         Call this after the optimizer's step, and save it with the states of model and optimizer. A
         run in which examples were seen to influence each other cannot be continued.
@@ -237,7 +238,6 @@ class ForeignLoops(EpochLoops):
         """
         self._take_back()
         self._lot = None
-        self._check_resumed()
         self._loop += 1
         return self._loop
 
@@ -258,7 +258,7 @@ class ForeignLoops(EpochLoops):
 
         A loop of another library may stop then, and keep its iterator of batches.
         """
-        if self._mean is None or self.steps_taken < self._plan.steps:
+        if self._mean is None or self.steps_taken < self._end:
             return
         end = WeakMethod(self._end_run)  # the optimizer must not keep the run alive
 
@@ -280,7 +280,6 @@ class ForeignLoops(EpochLoops):
             self._hand_out(microbatch, is_last=True)
 
     def _hand_out(self, microbatch: Microbatch, *, is_last: bool, number: int = 1) -> None:
-        self._check_loaded()
         if self._isolation.is_certain:
             raise RuntimeError(
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
@@ -289,7 +288,7 @@ class ForeignLoops(EpochLoops):
         tested = None
         if self._isolation.tests_loop(self.steps_taken):
             tested = map_tensors(torch.clone, microbatch.batch)  # the loop may write into its batch
-        # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
+        # Random numbers that the loop draws, such as dropout, follow from the key as well.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         mode = self.arithmetic.mode
         forward = self._guard(
@@ -320,8 +319,7 @@ class ForeignLoops(EpochLoops):
         """
         is_read = self._ranks.size > 1 or self._plan.adaptive is not None
         is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
-        is_tagged = torch.are_deterministic_algorithms_enabled()  # `_compare_with_first_time`
-        if is_read or is_tagged:
+        if is_read:
             return False
         # Sums of other dtypes are copied before their release.
         is_float = all(p.dtype == torch.float32 for p in self._parameters.values())

@@ -1,10 +1,10 @@
 """The secret key of a run, from which all its randomness is derived.
 
 The lot drawn at step t, the noise added at step t and the dropout masks of step t are functions of
-one secret 32-byte key and of t. So no random number is used twice, a resumed run repeats exactly
-the releases it had made, and ranks that share the key agree. The key comes from the operating
-system unless the user gives a seed. Anyone who holds the key (or a checkpoint, which contains it)
-can subtract the noise: protect the key as well as the data.
+one secret 32-byte key and of t. So no random number is used twice in a process, and ranks that
+share the key agree. The key comes from the operating system unless the user gives a seed, and ends
+with its process: one that resumes a run has another key (`checkpoint`). Anyone who holds a key can
+subtract the noise.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,18 +61,9 @@ class Key:
         label = f"|bind|{what}|".encode()
         return hashlib.shake_256(self.secret + label + digest).hexdigest(16)
 
-    def tag(self, purpose: str, step: int, parts: Iterable[Any]) -> str:  # Any: bytes
-        """Return an authenticator of `parts`, one after the other, under a secret for this use.
-
-        It is Poly1305 (Bernstein 2005, doi:10.1007/11502760_3) with a one-time key. Two different
-        messages of L bytes have the same tag with probability at most 8 ceil(L / 16) / 2^106, and
-        one tag reveals nothing about its message. Without the package `cryptography` it is SHA-256.
-        """
-        secret, authenticator = self.bytes(purpose, step, 32), _poly1305()
-        found: Any = hashlib.sha256(secret) if authenticator is None else authenticator(secret)
-        for part in parts:
-            found.update(part)
-        return found.hexdigest()[:32] if authenticator is None else found.finalize().hex()
+    def of_attempt(self, name: str) -> "Key":
+        """Return the key of one process that resumes a run with this seed; names are used once."""
+        return Key(self.bytes(f"attempt, {name}", 0, 32))
 
     def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
         """Return `size` random bytes, different for each combination of purpose, step and part."""
@@ -207,15 +198,6 @@ def _cryptography() -> Any:  # Any: a module, or None
     except ImportError:
         return None
     return ciphers
-
-
-@lru_cache(maxsize=1)
-def _poly1305() -> Any:  # Any: a class, or None
-    try:
-        from cryptography.hazmat.primitives.poly1305 import Poly1305
-    except ImportError:
-        return None
-    return Poly1305
 
 
 def _counter_mode(secret: bytes, number: int) -> Any:  # Any: a cipher context

@@ -243,16 +243,12 @@ class NoisyMean:
     def launched(self, _step: int) -> None:
         """Note that the kernel of `in_place` was launched: of no use for independent noise."""
 
-    def past(self, _step: int, _device: torch.device) -> list[Tensor]:
-        """Return what earlier steps add to this one's sum: nothing, for independent noise."""
-        return []
+    def state(self) -> dict[str, object]:
+        """Return what is kept between steps, for a replay: nothing, for independent noise."""
+        return {}
 
-    def state(self) -> dict[str, object] | None:
-        """Return what is kept between steps, as JSON values: nothing, for independent noise."""
-        return None
-
-    def load_state(self, state: dict[str, object] | None) -> None:
-        """Continue from a `state()`."""
+    def load_state(self, state: dict[str, object]) -> None:
+        """Continue a replay from a `state()`."""
 
     def _block_options(
         self, _sums: Sequence[Tensor], _grids: Sequence[NoiseGrid]

@@ -25,8 +25,10 @@ from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
+from tacit.ledger import restart_reserve
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.banded_noise import Banded, refuse_changes
+from tacit.training.checkpoint_file import Checkpoint
 from tacit.training.clip import Clip, scaled
 from tacit.training.key import Key
 from tacit.training.noisy_loss import NoisyLoss, correlation_of
@@ -120,6 +122,10 @@ class TrainingPlan:
     noisy_loss
         How the training loss is released with each step, if it is. It changes no event: gradient
         and loss together are one Gaussian release (`noisy_loss`).
+    reserve
+        Steps that are paid beyond those of the run, for steps that a crash loses (`checkpoint`).
+    delta
+        At which prices are stated, if it was given.
     """
 
     sampler: Sampler
@@ -135,6 +141,8 @@ class TrainingPlan:
     restart: int | None = None
     records_per_user: int = 1
     noisy_loss: NoisyLoss | None = None
+    reserve: int = 0
+    delta: float | None = None
 
     @cached_property
     def event(self) -> Event:
@@ -143,8 +151,43 @@ class TrainingPlan:
 
     @cached_property
     def training_event(self) -> Event:
-        """The event of the training steps alone. The run pays for it; `also` is paid elsewhere."""
-        return self.event_of(self.noise_multipliers)
+        """The event of the training steps and their reserve; `also` is paid elsewhere."""
+        return self.event_until(self.steps)
+
+    def event_until(self, step: int) -> Event:
+        """Return the event of the first steps of the plan, with the reserve."""
+        first = self.noise_multipliers[:step]
+        return self.event_of((*first, *self._lowest(self.reserve))) if step else EventSequence(())
+
+    def lost_event(self, steps: int) -> Event:
+        """Return the event that pays for so many lost steps, whichever they are."""
+        return self.event_of(self._lowest(steps))
+
+    def _lowest(self, steps: int) -> tuple[float, ...]:
+        """Return the least noise multiplier, the dearest, for each of `steps`."""
+        return (min(self.noise_multipliers),) * steps
+
+    @property
+    def paid_steps(self) -> int:
+        """Number of steps that the run pays for in advance."""
+        return self.steps + self.reserve
+
+    @cached_property
+    def kept_every(self) -> int:
+        """Steps between two checkpoints."""
+        return self.reserve or restart_reserve(self.steps)
+
+    @cached_property
+    def piece(self) -> int:
+        """Steps of the smallest part of the run that has a price of its own."""
+        return _piece(self.sampler, self.steps)
+
+    def begin_of(self, step: int) -> int:
+        """Return the step with which a process that begins at `step` begins to pay.
+
+        It draws its own epoch, if the sampler draws epochs, and pays for all of it.
+        """
+        return step - step % self.piece if isinstance(self.sampler, EpochSampler) else step
 
     def together(self, training: Event) -> Event:
         """Return one event of the run's other releases (`also`) followed by `training`."""
@@ -241,8 +284,8 @@ class TrainingPlan:
         scheduled = self.clip_factors[min(step, self.steps - 1)]
         return scaled(self.clip, [scheduled * move for move in moves])
 
-    def fingerprint(self) -> dict[str, Any]:  # Any: JSON values
-        """Return a public description of the plan, to check that a checkpoint fits the run."""
+    def description(self) -> dict[str, Any]:  # Any: JSON values
+        """Return the plan in public values, to check that all ranks have the same."""
         return {
             "event": self.training_event.to_dict(),
             "expected_batch": self.expected_batch,
@@ -304,6 +347,7 @@ def make_plan(
     noise: Banded | None = None,
     records_per_user: int = 1,
     noisy_loss: NoisyLoss | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -340,6 +384,10 @@ def make_plan(
         also=_other_events(also),
         column=column,
         restart=None if noise is None or len(column) == 1 else noise.restart,
+        delta=delta,
+        reserve=0
+        if checkpoint is None
+        else restart_reserve(count, _piece(sampler, count), every=checkpoint.every),
         records_per_user=records_per_user,
         noisy_loss=_checked_loss(noisy_loss),
     )
@@ -352,6 +400,15 @@ def make_plan(
         relation=relation,
     )
     return replace(plan, noise_multipliers=multipliers)
+
+
+def _piece(sampler: Sampler, steps: int) -> int:
+    """Return `TrainingPlan.piece` of a run of `steps` steps."""
+    if isinstance(sampler, EpochSampler):
+        return sampler.steps
+    if isinstance(sampler, sampling.CyclicPoisson):
+        return sampler.groups
+    return steps if isinstance(sampler, RunSampler) else 1
 
 
 def _checked_loss(loss: object) -> NoisyLoss | None:
@@ -450,7 +507,8 @@ def choose_noise(
         raise ValueError("delta must be given with epsilon. Choose it well below 1 / n_records.")
 
     def family(multiplier: float) -> Event:
-        return plan.together(plan.event_of([multiplier * factor for factor in noise_factors]))
+        noise = tuple(multiplier * factor for factor in noise_factors)
+        return replace(plan, noise_multipliers=noise).event
 
     try:
         base = calibrate(family, epsilon=epsilon, delta=delta, relation=relation)

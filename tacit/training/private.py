@@ -13,7 +13,7 @@ from torch import nn
 
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.training import checkpoint
+from tacit.training.checkpoint import Checkpoint, Uninterrupted
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
@@ -60,12 +60,15 @@ class Private(ForeignLoops):
         ranks: Ranks,
         is_reproducible: bool,
         arithmetic: "Arithmetic",
+        checkpoint: Checkpoint | None = None,
         mean: "TailMean | None" = None,
         reports: "StepReports | None" = None,
     ) -> None:
         super().__init__(model, isolation, arithmetic, mean)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
+        self._seeded = lots.key if is_reproducible else None
+        self._checkpoint, self._end = checkpoint, plan.steps
         self.steps_taken = 0
         self._reports, self._priced = reports, {}
         self._model = model
@@ -93,7 +96,8 @@ class Private(ForeignLoops):
         """Yield the lots of the steps that remain before step `end`."""
         mine = self._begin_loop()
         self._note_end(end)
-        for lot in self._lots.from_step(self.steps_taken, end):
+        for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
+            self.keep()
             lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
             self._sum_so_far, self._lot = None, lot
             try:
@@ -106,7 +110,7 @@ class Private(ForeignLoops):
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
                     "call private.step(batch), or private.backward, for each."
                 )
-        self._end_run()
+        self._end_loop()
 
     def step(self, lot: Lot, *, update: bool = True) -> None:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
@@ -155,20 +159,17 @@ class Private(ForeignLoops):
         if self._ranks.size == 1:
             self._pay()
         else:  # `total` and `drawn` become those of all ranks, still private
-            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
+            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
-        with checkpoint.Uninterrupted():
+        with Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._observe(scales)
-            # Counted first: this noise is not drawn again if the rest fails, nor by a checkpoint
-            # that a signal handler makes from here on. One made earlier has the step's tag.
-            self.steps_taken += 1
-            self._compare_with_first_time(step, [*sums, *total.counts()])
+            self.steps_taken += 1  # first: this noise is not drawn again if the rest fails
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
                     sums, scales, step=step, noise_multiplier=multiplier, deferred=deferred
@@ -207,14 +208,13 @@ class Private(ForeignLoops):
             )
         if (lot.source, lot.key, lot.step) != (self._lots, self._lots.key, self.steps_taken):
             raise ValueError("this lot is of another step or run; each is used once, in order.")
-        self._check_loaded()
 
     # What is public -------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
-        """Planned number of steps, each of which releases one noisy gradient."""
-        return self._plan.steps
+        """Number of steps of the run, each of which releases one noisy gradient."""
+        return self._end
 
     @property
     def event(self) -> Event:
@@ -225,9 +225,9 @@ class Private(ForeignLoops):
     def training_event(self) -> Event:
         """Event of the training steps, which is what the run pays to the ledger.
 
-        It includes steps that were lost at a restart and paid again (`load_state_dict`).
+        It includes the steps that are reserved for a restart, and lost steps that were paid beyond.
         """
-        return self._with_repaid(self._plan.training_event)
+        return self._with_repaid()
 
     @property
     def noise_multiplier(self) -> float:

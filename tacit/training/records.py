@@ -1,6 +1,8 @@
 """Access to the private records, and the microbatches in which they reach the device."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +18,13 @@ from torch.utils.data import (
     default_collate,
 )
 
-from tacit.training.fingerprint import data_digest
-from tacit.training.key import Key
+from tacit.training.key import Key, randomness
 from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
 Fetch = Callable[[Indices], Batch]
+_ROWS, _NUMBERS = 256, 1 << 24  # records and numbers that are hashed at a time
 
 
 class Microbatch(NamedTuple):
@@ -114,7 +116,6 @@ class Records:
         self.is_stored = collate_fn is None and _is_stored(self.dataset)
         self._fetch = _fetcher(self.dataset, collate_fn)
         self.guard = ErrorGuard() if guard is None else guard
-        self._digest: bytes | None = None
         inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
         is_table = type(inner) is Columns and _are_plain(inner.columns.values())
         is_tensors = type(inner) is TensorDataset and _are_plain(inner.tensors)
@@ -173,22 +174,33 @@ class Records:
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
 
     def digest(self, salt: Key) -> bytes:
-        """Return a hash of all records, of tensors under `salt` (`fingerprint`). Private.
+        """Return a hash of every record, in order, under `salt`. Private.
 
-        Stored tensors are hashed at every call, since they may have been written by any library. A
-        data set of another kind is read once, until `forget_digest`.
+        Data sets that are no tensors are read, record by record, with fixed seeds for random
+        augmentation; one that gives other records at every pass has another hash each time.
         """
-        if self.is_stored or self._digest is None:
-            self._digest = data_digest(self, salt)
-        return self._digest
-
-    def forget_digest(self) -> None:
-        """Make the next `digest` read all records again, however they may have been edited."""
-        self._digest = None
+        found = hashlib.sha256(salt.secret)
+        if self.is_stored:
+            for tensor in self.dataset.tensors:
+                _hash(tensor, found)
+            return found.digest()
+        for start in range(0, len(self), _ROWS):
+            rows = np.arange(start, min(start + _ROWS, len(self)))
+            with randomness(start, torch.device("cpu")):
+                map_tensors(partial(_hash, found=found), self.fetch_on_host(rows))
+        return found.digest()
 
     def blank(self) -> Batch:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
+
+
+def _hash(tensor: Tensor, found: Any) -> Tensor:  # Any: a hash of hashlib
+    """Add type, shape and numbers of a tensor to the hash `found`; return the tensor."""
+    found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    for part in tensor.detach().to_dense().reshape(-1).split(_NUMBERS):
+        found.update(part.cpu().contiguous().view(torch.uint8).numpy())
+    return tensor
 
 
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:

@@ -163,10 +163,6 @@ class _OfUsers(Records):
         """Return a hash of all records and of whose they are. Private."""
         return self._inner.digest(salt) + self._users.digest() + str(self._most).encode()
 
-    def forget_digest(self) -> None:
-        """Make the next `digest` read all records again, however they may have been edited."""
-        self._inner.forget_digest()
-
 
 class UserRecords(_OfUsers):
     """Users in place of records: example i is user i, with the user's records on the second axis.

@@ -26,7 +26,6 @@ epochs = 3
 [run]
 seed = 7
 baseline_steps = 0
-checkpoint_seconds = 0.0
 """
 
 

@@ -37,7 +37,6 @@ epsilon = 2.0
 [run]
 seed = 3
 baseline_steps = 0
-checkpoint_seconds = 0
 """
 
 

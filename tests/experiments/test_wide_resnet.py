@@ -27,7 +27,6 @@ momentum = 0.0
 [run]
 seed = 1
 baseline_steps = 0
-checkpoint_seconds = 0.0
 """
 
 

@@ -159,6 +159,7 @@ def explained(name: str, text: str) -> bool:
             continue
         patterns = re.findall(r"`([^`]+)`", cells[0])
         is_meant = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        if is_meant and cells[1].split(" ")[0] in ISSUES and all(cells[2:]):
+        issue = cells[1].partition(",")[0].strip()
+        if is_meant and issue in ISSUES and all(cells[2:]):
             return True
     return False

@@ -237,7 +237,7 @@ def weights(
     options = {"way": way, "speed": speed or {}} | options
     again = partial(run_of, net, held, records, loss_fn, **options)
     more = (steps if loop is None else loop)(again, net, held)
-    return [p.detach().numpy().copy() for p in trained] + more
+    return [np.array(part.detach().tolist()) for part in [*trained, *map(torch.as_tensor, more)]]
 
 
 def steps(make, net, optimizer) -> list[Any]:
@@ -433,6 +433,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     optimizers = [SGD, *OPTIMIZERS.values()]
     for number, model in enumerate(MODELS):
         ways = [way for way in WAYS if (model, way) != ("packed gru", "mapped")]  # it cannot be
+        ways += [STRICT] if model in ("logistic", "perceptron", "convolutional", "tied") else []
         add("model", model, ways, model=model, optimizer=optimizers[number % len(optimizers)])
     for name in ("perceptron", "convolutional", "tied", "lstm"):
         for clip, rule in CLIPS.items():
@@ -441,7 +442,8 @@ def _settings() -> dict[str, dict[str, Any]]:
         for clip in ("flat", "per layer", "automatic"):
             add("clip", f"{name}, {clip}", ("default", "single"), clip=CLIPS[clip], adaptive=rule)
     for name in ("perceptron", "convolutional", "signal"):
-        add("views", f"{name}, shifted", WAYS, model=name, augmentations=3, augment=shifted_views)
+        ways = [*WAYS, STRICT] if name == "perceptron" else WAYS
+        add("views", f"{name}, shifted", ways, model=name, augmentations=3, augment=shifted_views)
     add("views", "random", WAYS, augmentations=2, augment=random_views)
     add("views", "repeated", augmentations=2, model="layer norm")
     for name, users in USERS.items():
@@ -483,9 +485,6 @@ def _settings() -> dict[str, dict[str, Any]]:
     add("data", "arrays", data=as_arrays)
     add("data", "lists", model="bag", data=Listed, collate_fn=Listed.collate)
     add("data", "lists, gru", model="packed gru", data=Listed, collate_fn=Listed.collate)
-    for name in ("logistic", "perceptron", "convolutional", "tied"):
-        add("model", name, (STRICT,), model=name)
-    add("views", "shifted", (STRICT,), augmentations=2, augment=shifted_views)
     return found
 
 

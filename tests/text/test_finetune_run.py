@@ -65,7 +65,7 @@ def recipe(config=LLAMA, *, text=None, finetune=None, model=None, **sections):
         "language_model": own | (model or {}),
         "finetune": {"epochs": 1, "batch_size": 60} | (finetune or {}),
         "privacy": {"epsilon": 8.0, "delta": 1e-4},
-        "run": {"seed": 0, "checkpoint_seconds": 0.0},
+        "run": {"seed": 0},
         **sections,
     }
     return Recipe.from_dict(given)
@@ -457,7 +457,7 @@ def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
         finetune={"train": train},
         canaries={"count": 2, "references": 20},
         samples={"count": 1, "tokens": 5},
-        run={"device": "cuda", "seed": 0, "checkpoint_seconds": 0.0},
+        run={"device": "cuda", "seed": 0},
     )
 
     def stop(progress):

@@ -106,24 +106,31 @@ def file_ledger(kind, path):
 
 
 def restarted(kind):
-    """Why a resumed run takes fresh noise if the last rank alone has other weights."""
-    private, model, optimizer = make(kind)
-    private.step(next(iter(private)))
-    states, momentum = [private.state_dict()], copy.deepcopy(optimizer.state_dict())
-    dist.broadcast_object_list(states)  # one checkpoint for all ranks
-    again, copied, other = make(kind, ledger=private.ledger)
+    """A checkpoint of every rank is loaded after steps were lost; rank 0 alone pays for them."""
+    private, model, optimizer = make(kind, seed=None)
+    state, momentum = private.state_dict(), copy.deepcopy(optimizer.state_dict())
+    for lot in private:
+        private.step(lot)
+    again, copied, other = make(kind, seed=None, ledger=private.ledger)
     with torch.no_grad():
         for p, value in zip(copied.parameters(), model.parameters(), strict=True):
             p.copy_(value)
-        if dist.get_rank() == dist.get_world_size() - 1:
-            next(copied.parameters()).to_local().add_(1e-6)
     other.load_state_dict(momentum)
-    again.load_state_dict(states[0])
+    states = [state]
+    dist.broadcast_object_list(states)  # one checkpoint for all ranks
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        again.step(next(iter(again)))
-    entries = [entry.note for entry in private.ledger.history()]
-    return {"reasons": [str(warning.message) for warning in seen], "entries": entries}
+        again.load_state_dict(states[0], lost_steps="pay")
+    for lot in again:
+        again.step(lot)
+    return {
+        "reasons": [str(warning.message) for warning in seen],
+        "entries": len(private.ledger.history()),
+        "key": again._lots.key.bytes("test", 0, 8).hex(),
+        "is_fresh": again._lots.key != private._lots.key,
+        "repaid": again.info["repaid"],
+        "weights": [full(p).flatten().tolist() for p in copied.parameters()],
+    }
 
 
 def different_start(kind):

@@ -162,10 +162,14 @@ def test_mixing_that_one_rank_finds_ends_all_of_them(two):
     assert "when another example changes" in last
 
 
-def test_other_weights_in_one_shard_of_a_resumed_run_are_noticed_and_charged(two):
-    found = two[0]["restarted:fsdp"]
-    assert found["reasons"][0].startswith("model or optimizer are not those of the checkpoint")
-    assert found["entries"][-1].startswith("lost steps")
+def test_lost_steps_of_a_sharded_run_are_paid_once_with_one_fresh_key(two):
+    one, other = (rank["restarted:fsdp"] for rank in two)
+    assert "They are paid" in one["reasons"][0]
+    assert (one.pop("entries"), other.pop("entries"), other.pop("reasons")) == (2, 0, [])
+    assert one.pop("reasons")
+    assert one == other
+    assert one["is_fresh"]
+    assert one["repaid"]
 
 
 def test_ranks_take_equal_steps_though_some_draw_nothing(two):

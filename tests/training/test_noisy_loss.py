@@ -184,29 +184,6 @@ def test_the_gradient_gets_more_noise_and_nothing_else_changes(problem):
     torch.testing.assert_close(with_loss - silent, 2 * (plain - silent), rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_with_another_loss_is_refused(problem):
-    with_loss = problem(seed=1, noisy_loss=LOSS, check=False).private.state_dict()
-    without = problem(seed=1, check=False).private.state_dict()
-    for state, options in (
-        (with_loss, {}),
-        (without, {"noisy_loss": LOSS}),
-        (with_loss, {"noisy_loss": NoisyLoss(upper=2.0, share=0.02)}),
-    ):
-        with pytest.raises(ValueError, match="another noisy_loss"):
-            problem(seed=1, check=False, **options).private.load_state_dict(state)
-
-
-def test_a_repeated_step_releases_the_same_loss_or_is_refused(problem, tmp_path):
-    ledger = tacit.Ledger(tmp_path / "l")
-    case = problem(seed=1, ledger=ledger, noisy_loss=LOSS, lr=0.0, check=False)
-    state = case.private.state_dict()
-    first = run(case)
-    shared = {"model": case.model, "optimizer": case.optimizer, "ledger": ledger}
-    again = problem(seed=1, noisy_loss=LOSS, check=False, **shared)
-    again.private.load_state_dict(state)
-    assert run(again) == first
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -229,25 +229,6 @@ def test_augmentation_sees_the_views_of_a_record_side_by_side():
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
 
 
-def test_a_resumed_run_repeats_its_steps(tmp_path):
-    def steps(run, last):
-        for lot in run:
-            run.step(lot)
-            if run.steps_taken == last:
-                return [p.detach().clone() for p in run._model.parameters()]
-        raise AssertionError
-
-    ledger = Ledger(tmp_path / "users.ledger", unit="user")
-    first = make_run(IDS, steps=4, ledger=ledger)
-    steps(first, 2)
-    state, model = first.state_dict(), make_model()
-    model.load_state_dict(first._model.state_dict())
-    expected = steps(first, 4)
-    again = make_run(IDS, steps=4, ledger=ledger, model=model)
-    again.load_state_dict(state)
-    assert all(map(torch.equal, steps(again, 4), expected))
-
-
 @pytest.mark.parametrize(
     ("users", "what"),
     [
@@ -356,10 +337,7 @@ def test_steps_of_a_run_at_record_level_are_never_those_of_users():
         of_users = make_run(users, **plan)
         assert of_users.event == records.event
         with pytest.raises(ValueError, match="one record, but this run"):
-            of_users.load_state_dict(state, lost_steps=0)
-    del state["unit"]  # as earlier versions wrote it
-    with pytest.raises(ValueError, match="one record, but this run"):
-        of_users.load_state_dict(state, lost_steps=0)
+            of_users.load_state_dict(state)
 
 
 def test_random_allocation_of_users_with_several_records_is_refused():
