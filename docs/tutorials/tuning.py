@@ -18,7 +18,7 @@ y = X @ [3, -2, 1, 0, 0, 0] + rng.normal(size=8_000) > 0
 ledger = tacit.Ledger(budget=tacit.Budget(epsilon=1.0, delta=1e-6))
 search = PrivateSearch(
     LogisticRegression(bounds=Bounds(-1, 1)),
-    {"method": ["gradient", "sgd", "objective"]},
+    {"method": ["gradient", "descent", "objective"]},
     epsilon=1.0,
     delta=1e-6,
     ledger=ledger,

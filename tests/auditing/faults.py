@@ -18,6 +18,7 @@ from scipy import special
 from torch import nn
 
 import tacit
+from tacit import events as ev
 from tacit import mechanisms, pate, regression, sampling
 from tacit.auditing import MechanismAudit, Result, TrainingSetup, audit_algorithm, audit_training
 from tacit.training import AdaptiveClip, engines, key, lots, noise, plan, private
@@ -85,7 +86,6 @@ FITS: dict[str, tuple[str, dict]] = {
     "adassp": ("LinearRegression", TARGET | {"method": "adassp"}),
     "gradient": ("LinearRegression", TARGET | {"method": "gradient"}),
     "logistic": ("LogisticRegression", {"classes": (0, 1)}),
-    "sgd": ("LogisticRegression", {"classes": (0, 1), "method": "sgd", "rate": 0.5}),
     "frank_wolfe": ("FrankWolfe", TARGET | {"radius": 1.0, "steps": 5}),
     "transfer": ("TransferRegression", TARGET),
 }
@@ -110,6 +110,23 @@ def audit_fit(name, seed):
         target = 1 if kind == "LogisticRegression" else far
         pairs.append(((np.vstack([x, extreme]), np.append(y, target)), (x, y)))
     return audit_algorithm(fit, pairs, part=name, rng=seed)
+
+
+def audit_lots(seed):
+    """Audit noisy sums over lots, as an algorithm that draws samples releases them."""
+    rng, sampler = np.random.default_rng(seed), sampling.Poisson(0.5)
+    mechanism = mechanisms.GaussianMechanism(4.0, l2_sensitivity=1.0)
+
+    def mean(records):
+        values, total = np.clip(records, -1, 1), 0.0
+        for _ in range(20):
+            lot = values[sampler.indices(len(values), rng)]
+            total += mechanism.release(np.array([lot.sum()]), rng)[0]
+        return Result(total, ev.Repeated(sampler.amplify(mechanism.event), 20))
+
+    values = rng.uniform(-1, 1, 60)
+    pairs = [(np.append(values, extreme), values) for extreme in (1.0, -1.0, 1e3)]
+    return audit_algorithm(mean, pairs, part="lots", rng=seed)
 
 
 def audit_gaussian(seed):
@@ -152,6 +169,7 @@ CORRECT: dict[str, Callable[[int], MechanismAudit]] = {
     "Gaussian": audit_gaussian,
     "Laplace": audit_laplace,
     "exponential": audit_exponential,
+    "lots": audit_lots,
     **{name: functools.partial(audit_fit, name) for name in FITS},
 }
 
@@ -560,9 +578,9 @@ def records_teach_two_teachers(patch):
     patch.setattr(pate, "partition", partition)
 
 
-def _plurality(self, queries, pay, rng):
-    pay(self._mechanism.event, len(queries.counts))
-    return queries.counts.argmax(axis=1)
+def _plurality(self, counts, pay, rng):
+    pay(self._mechanism.event, len(counts))
+    return counts.argmax(axis=1)
 
 
 @fault("bill", audit_gnmax)
@@ -573,9 +591,9 @@ def answers_are_billed_with_twice_the_noise(patch):
         mechanism = honest(self)
         return dataclasses.replace(mechanism, noise_multiplier=2 * mechanism.noise_multiplier)
 
-    def release(self, queries, pay, rng):
-        pay(quiet(self).event, len(queries.counts))
-        return honest(self).release(queries.counts, rng).argmax(axis=1)
+    def release(self, counts, pay, rng):
+        pay(quiet(self).event, len(counts))
+        return honest(self).release(counts, rng).argmax(axis=1)
 
     patch.setattr(pate.GNMax, "_release", release)
 
@@ -623,10 +641,10 @@ def counts_are_a_tenth_short_of_noise(patch):
 def clear_winners_without_noise(patch):
     honest = pate.GNMax._release
 
-    def release(self, queries, pay, rng):
-        noisy, ordered = honest(self, queries, pay, rng), np.sort(queries.counts, axis=1)
+    def release(self, counts, pay, rng):
+        noisy, ordered = honest(self, counts, pay, rng), np.sort(counts, axis=1)
         is_clear = ordered[:, -1] - ordered[:, -2] > 5
-        return np.where(is_clear, queries.counts.argmax(axis=1), noisy)
+        return np.where(is_clear, counts.argmax(axis=1), noisy)
 
     patch.setattr(pate.GNMax, "_release", release)
 
@@ -680,8 +698,8 @@ def records_are_shuffled(patch):
     patch.setattr(lots.Lots, "indices", indices)
 
 
-@fault("draws", functools.partial(audit_fit, "sgd"))
-def a_regression_draws_too_often(patch):
+@fault("draws", audit_lots)
+def an_algorithm_draws_too_often(patch):
     _changed_draws(
         patch,
         lambda honest, self, n, rng: np.flatnonzero(rng.random(n) < min(1.0, 1.6 * self.rate)),
