@@ -97,10 +97,13 @@ def test_a_requirement_may_stand_alone_on_its_line():
     assert not list(install_lines.foreign_lines(f"numpy\n{NAME}-dp\n", "requirements.txt"))
 
 
-@pytest.mark.parametrize("module", ["torch", "sklearn.svm", "duckdb", "nonsense", None])
-def test_messages_about_missing_packages_install_ours(module):
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    {"torch": "torch", "sklearn.svm": "sklearn", "pyspark": "spark", "nonsense": "all"}.items(),
+)
+def test_messages_about_missing_packages_install_ours(module, extra):
+    assert _install(module).startswith(f"pip install 'tacit-dp[{extra}]'")
     assert not list(install_lines.foreign_lines(_install(module), "message"))
-    assert "pip install 'tacit-dp[" in _install(module)
 
 
 FOREIGN = {  # what its `__init__.py` does; None: it was uninstalled, and took ours along

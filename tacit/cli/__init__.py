@@ -152,6 +152,8 @@ def _install(module: str | None) -> str:
         "report": ("contourpy", "jinja2", "jsonschema"),
         "sign": ("cryptography",),
         "engines": ("duckdb", "psycopg"),
+        "dask": ("dask", "distributed"),
+        "spark": ("pyspark",),
         "text": ("transformers", "peft", "tokenizers", "datasets"),
     }
     top = (module or "").partition(".")[0]
