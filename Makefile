@@ -7,7 +7,7 @@ DOCS := .venv-docs
 CODE := $(shell find tacit -name '*.py')
 NOTEBOOKS := $(patsubst docs/tutorials/%.py,build/notebooks/%.ipynb,$(wildcard docs/tutorials/*.py))
 
-.PHONY: demo test test-slow test-gpu test-docs docs lint types types-standard types-strict check clean
+.PHONY: demo test test-slow test-gpu test-docs coverage docs lint types types-standard types-strict check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
@@ -17,6 +17,9 @@ test: lint types
 
 test-slow: $(READY)
 	$(BIN)/pytest -q -m 'slow and not gpu'
+
+coverage: $(READY) # the floor stands in pyproject.toml
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --cov --cov-report=term:skip-covered
 
 test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py

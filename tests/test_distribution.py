@@ -1,6 +1,5 @@
 """What users install: the source distribution and the wheel, under a name of their own."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -98,35 +97,50 @@ def test_a_requirement_may_stand_alone_on_its_line():
     assert not list(install_lines.foreign_lines(f"numpy\n{NAME}-dp\n", "requirements.txt"))
 
 
-@pytest.mark.parametrize("module", ["torch", "sklearn.svm", "duckdb", "nonsense", None])
-def test_messages_about_missing_packages_install_ours(module):
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    {"torch": "torch", "sklearn.svm": "sklearn", "pyspark": "spark", "nonsense": "all"}.items(),
+)
+def test_messages_about_missing_packages_install_ours(module, extra):
+    assert _install(module).startswith(f"pip install 'tacit-dp[{extra}]'")
     assert not list(install_lines.foreign_lines(_install(module), "message"))
-    assert "pip install 'tacit-dp[" in _install(module)
 
 
-@pytest.mark.parametrize("remains", [True, False], ids=["installed over ours", "and removed"])
-def test_the_command_says_when_the_other_package_took_our_place(tmp_path, remains):
+FOREIGN = {  # what its `__init__.py` does; None: it was uninstalled, and took ours along
+    "it works": '__version__ = "0.3.0"\n__all__ = ["Schema"]\n',
+    "something it needs is missing": "import nonsense\n",
+    "it is gone": None,
+}
+
+
+@pytest.mark.parametrize("state", FOREIGN)
+def test_the_command_says_when_the_other_package_took_our_place(tmp_path, state):
     """The other package has `__init__.py` and `errors.py`, as ours; its removal deletes both."""
-    folder = tmp_path / "tacit"
-    shutil.copytree(ROOT / "tacit", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "_tacit_dp.py", tmp_path)
+    folder = shutil.copytree(
+        ROOT / "tacit", tmp_path / "tacit", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("__init__.py", "errors.py"):
         (folder / name).unlink()
-        if remains:
-            (folder / name).write_text('__version__ = "0.3.0"\n__all__ = ["Schema"]\n')
+        if FOREIGN[state]:
+            (folder / name).write_text(FOREIGN[state])
     code = (  # an editable install of ours would come before a package without `__init__`
         "import os, sys; is_ours = lambda path: os.path.isdir(path + '/tacit'); "
         "sys.path[1:] = [path for path in sys.path[1:] if not is_ours(path)]; "
-        "from tacit.cli import main; main()"
+        "from _tacit_dp import main; main()"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
-        [sys.executable, "-c", code, "--version"],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
     assert "pip uninstall --yes tacit && pip install" in result.stderr
     assert result.stderr.endswith("tacit-dp\n")
+
+
+def test_the_command_is_the_command_line_of_ours():
+    code = "from _tacit_dp import main; main()"
+    assert run(sys.executable, "-c", code, "--version", cwd=ROOT) == f"tacit {__version__}\n"
 
 
 def test_both_distributions_hold_every_module_and_nothing_private(built):
@@ -137,7 +151,8 @@ def test_both_distributions_hold_every_module_and_nothing_private(built):
         in_source = {name.partition("/")[2] for name in archive.getnames()}
     assert modules <= in_wheel
     assert modules <= in_source
-    assert not any(name.startswith(("tests", "shared", "benchmarks")) for name in in_wheel)
+    tops = {name.partition("/")[0] for name in in_wheel}
+    assert tops == {"tacit", "_tacit_dp.py", f"tacit_dp-{__version__}.dist-info"}
 
 
 @pytest.mark.slow

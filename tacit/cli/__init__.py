@@ -14,14 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-import tacit
-
-if "make_private" not in dir(tacit):  # what PyPI calls `tacit` has taken our __init__.py
-    sys.exit(
-        "error: another package, which PyPI calls tacit, has replaced files of tacit-dp; run: "
-        "pip uninstall --yes tacit && pip install --force-reinstall --no-deps tacit-dp"
-    )
-
+from tacit import __version__
 from tacit._untrusted import printable
 from tacit.errors import TacitError
 
@@ -113,7 +106,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tacit {tacit.__version__}")
+        typer.echo(f"tacit {__version__}")
         raise typer.Exit
 
 
@@ -159,6 +152,8 @@ def _install(module: str | None) -> str:
         "report": ("contourpy", "jinja2", "jsonschema"),
         "sign": ("cryptography",),
         "engines": ("duckdb", "psycopg"),
+        "dask": ("dask", "distributed"),
+        "spark": ("pyspark",),
         "text": ("transformers", "peft", "tokenizers", "datasets"),
     }
     top = (module or "").partition(".")[0]

@@ -210,7 +210,7 @@ def _stored(
     share = min(1.0, max(0.0, found.share.value))
     spent = (
         f"The check spent {settings.check_share * epsilon:.3g} of this run's epsilon of "
-        f"{epsilon:.3g}; nothing else was spent. After mending the schema, choose another --out."
+        f"{epsilon:.3g}; nothing else was spent. Correct the schema, then choose another --out."
     )
     where = f"{file}, " if file else ""
     return {

@@ -528,7 +528,7 @@ def test_wrong_settings_are_refused_before_anything_is_paid(root, tmp_path):
         folder = tmp_path / str(number)
         with pytest.raises(ValueError, match=message):
             finetune(chosen, folder, root=root)
-        assert not folder.exists()  # so that the mended recipe may use it
+        assert not folder.exists()  # so that the corrected recipe may use it
 
 
 @pytest.mark.parametrize("changed", one_fast(["base", "public_test"], every=2))
