@@ -139,8 +139,7 @@ def make_step(
         ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
         arithmetic=kind,
         check=False,
-        max_microbatch=limit,
-        compile=compiled,
+        speed=tacit.training.Speed(max_microbatch=limit, compile=compiled),
     )
     lots = iter(private)
     eta = private.arithmetic.eta

@@ -24,7 +24,7 @@ from torch.optim import SGD
 from tacit.experiments.training_loop import gpu_losses
 from tacit.experiments.views import shift_and_mirror
 from tacit.experiments.wide_resnet import WideResNet
-from tacit.training import EMA, Flat, clipped_sum, make_private
+from tacit.training import EMA, Flat, Speed, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum
 
 RECORDS, LOT, VIEWS = 50_000, 4_096, 16
@@ -43,7 +43,8 @@ def step(*, rows: int, steps: int, depth: int, lot: int, records: int) -> None:
     mean = EMA(model, decay=0.999)
     private = make_private(
         model, SGD(model.parameters(), lr=1.0), data, gpu_losses, batch_size=lot, steps=1000,
-        clip_norm=1.0, noise_multiplier=2.0, seed=0, max_microbatch=rows or None, compile=True,
+        clip_norm=1.0, noise_multiplier=2.0, seed=0,
+        speed=Speed(max_microbatch=rows or None, compile=True),
         augmentations=VIEWS, augment=shift_and_mirror,
     )  # fmt: skip
     found = {"make_private": time.monotonic() - began, "microbatch": private.microbatch}

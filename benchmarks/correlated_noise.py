@@ -37,7 +37,7 @@ from tacit.datasets import fashion_mnist
 from tacit.experiments.features import project, random_directions
 from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
 from tacit.mechanisms import optimal_bands
-from tacit.training import Banded, make_private
+from tacit.training import Banded, Speed, make_private
 from tacit.training.banded_noise import BandedNoise
 from tacit.training.ema import TailMean
 from tacit.training.gpu import RecordedUpdate
@@ -281,7 +281,7 @@ def one_run(workload: Workload, is_banded: bool, device: torch.device, turns: in
         model, torch.optim.SGD(model.parameters(), lr=0.01), data, loss_fn,
         batch_size=workload.batch_size, steps=turns * STEPS_OF_TURN, clip_norm=1.0,
         noise_multiplier=1.0, noise=Banded(bands=16, average=0.0) if is_banded else None,
-        check=False, compile=device.type == "cuda",
+        check=False, speed=Speed(compile=device.type == "cuda"),
     )  # fmt: skip
     return private, iter(private)
 

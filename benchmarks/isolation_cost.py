@@ -59,7 +59,7 @@ class TimedRun:
             steps=100_000,
             clip_norm=1.0,
             noise_multiplier=1.0,
-            compile=is_gpu,
+            speed=tacit.training.Speed(compile=is_gpu),
             check=check,
         )
         tests: Any = self.private._isolation

@@ -195,7 +195,7 @@ def private_step(
         steps=100_000,
         clip_norm=1.0,
         noise_multiplier=1.0,
-        compile="compiled" in method,
+        speed=tacit.training.Speed(compile="compiled" in method),
         **options,
     )
     lots = iter(private)

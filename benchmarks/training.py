@@ -442,15 +442,17 @@ def tacit_step(
 ) -> Callable[[], None]:
     import tacit
     from tacit.sampling import FixedSize
+    from tacit.training import Speed
 
-    options: dict[str, Any] = {"compile": method.endswith("compiled")}
+    is_compiled = method.endswith("compiled")
+    options: dict[str, Any] = {"speed": Speed(compile=is_compiled)}
     if method == "tacit-defaults":
         options = {}
     elif method not in DEFAULT_SAMPLER:
-        options |= {
+        options = {
             "sampler": FixedSize(size, len(data[0])),
             "ledger": tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
-            "max_microbatch": micro,
+            "speed": Speed(max_microbatch=micro, compile=is_compiled),
         }
     private = tacit.make_private(
         model,

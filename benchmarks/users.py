@@ -227,8 +227,8 @@ def step_times() -> list[list[str]]:
         data = torch.randn(n, width), torch.arange(n) % 10
         return tacit.make_private(
             model, torch.optim.SGD(model.parameters(), lr=0.1), data, loss_fn, batch_size=batch,
-            steps=1000, clip_norm=1.0, noise_multiplier=1.0, users=users, engine=engine,
-            check=False,
+            steps=1000, clip_norm=1.0, noise_multiplier=1.0, users=users,
+            check=False, speed=tacit.training.Speed(engine=engine),
         )  # fmt: skip
 
     rows = []

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
+from tacit.training import Speed
 
 DELTA = 1e-4
 
@@ -33,7 +34,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 model, optimizer = accelerator.prepare(model, optimizer)
 private = tacit.make_private(  # after prepare, when the model is on its device
     model, optimizer, (x[:2000], y[:2000]), losses_of, batch_size=200, epochs=10,
-    clip_norm=1.0, epsilon=6.0, delta=DELTA, max_microbatch=128,
+    clip_norm=1.0, epsilon=6.0, delta=DELTA, speed=Speed(max_microbatch=128),
 )  # fmt: skip
 
 model.train()

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 import tacit
-from tacit.training import Users
+from tacit.training import Speed, Users
 
 LOCAL_STEPS, LOCAL_RATE = 5, 0.5
 
@@ -61,7 +61,8 @@ def main(rounds: int = 40) -> tuple[float, float]:
     private = tacit.make_private(
         model, server, (x, y), fedavg_loss,
         users=Users(ids=ids, records_per_user=8, combine="program"),
-        batch_size=60, steps=rounds, clip_norm=0.5, noise_multiplier=1.0, engine="loop",
+        batch_size=60, steps=rounds, clip_norm=0.5, noise_multiplier=1.0,
+        speed=Speed(engine="loop"),
     )  # fmt: skip
     for lot in private:
         private.step(lot)

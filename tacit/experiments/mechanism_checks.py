@@ -53,7 +53,7 @@ def check_training(
         tensors,
         users_of,
     )
-    from tacit.training import make_private
+    from tacit.training import Speed, make_private
 
     training = recipe.training
     settings: dict[str, Any] = {  # Any: numbers of several types
@@ -62,7 +62,7 @@ def check_training(
         "clip_norm": training.clip_norm,
         "noise_multiplier": float(facts.hyperparameters["noise_multiplier"]),
         "n_records": facts.n_records,
-        "max_microbatch": training.max_microbatch,
+        "speed": Speed(max_microbatch=training.max_microbatch),
         "noise": banded(training),
     }
     records = tensors(prepared.x_train, prepared.y_train)

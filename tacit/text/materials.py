@@ -61,8 +61,8 @@ class Materials:
         ids, targets = self.training_tensors()
         most = self.recipe.finetune.max_microbatch
         if ids.is_cuda or self.dataset.persons is not None:
-            compile = "auto" if ids.is_cuda else False
-            return {"dataset": (ids, targets), "max_microbatch": most, "compile": compile}
+            speed = Speed(max_microbatch=most, compile="auto" if ids.is_cuda else False)
+            return {"dataset": (ids, targets), "speed": speed}
         sequences = TokenSequences(ids, targets, self.tokenizer.pad_token_id)
         return {
             "dataset": sequences,

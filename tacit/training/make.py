@@ -49,7 +49,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.speed import Speed, one_speed
+from tacit.training.speed import Speed
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
 from tacit.training.users import Unit, unit_of
@@ -95,11 +95,6 @@ def make_private(
     check: bool = True,
     debug: bool = False,
     speed: Speed | None = None,
-    max_microbatch: int | None = None,
-    static_shapes: bool = False,
-    num_workers: int = 0,
-    engine: str = "auto",
-    compile: bool | Literal["auto"] = "auto",
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 
@@ -188,8 +183,8 @@ def make_private(
         Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
         text may quote private records. By default a `ProgramError` names the kind of error and the
         line of code, and withholds the text.
-    speed, max_microbatch, static_shapes, num_workers, engine, compile
-        `Speed(...)`: options that change the speed only. They can also be given one by one.
+    speed
+        `Speed(...)` of `tacit.training`: the options that change the speed only.
 
     Examples
     --------
@@ -208,14 +203,7 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
-    speed = one_speed(
-        speed,
-        max_microbatch=max_microbatch,
-        static_shapes=static_shapes,
-        num_workers=num_workers,
-        engine=engine,
-        compile=compile,
-    )
+    speed = speed or Speed()
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
@@ -525,7 +513,7 @@ def _with_choice_of_compilation(
         )
     return speed, (
         f"The step is compiled, which takes about {takes:.0f} s and saves about {saves:.0f} s in "
-        f"{plan.steps:,} steps. compile=False runs it as it is."
+        f"{plan.steps:,} steps. speed=Speed(compile=False) runs it as it is."
     )
 
 

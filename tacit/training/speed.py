@@ -1,6 +1,6 @@
 """Options of a private run that change its speed and not its guarantee."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -76,14 +76,3 @@ class Speed:
                 "length."
             )
         return lengths
-
-
-def one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`
-    """Return `speed`, or a `Speed` of the options in `given`; raise if both are used."""
-    if speed is None:
-        return Speed(**given)
-    defaults = {option.name: option.default for option in fields(Speed)}
-    for name, value in given.items():
-        if value != defaults[name]:
-            raise ValueError(f"{name} must be given in speed=Speed(...) or by itself, not in both.")
-    return speed

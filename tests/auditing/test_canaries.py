@@ -5,6 +5,7 @@ import pytest
 import torch
 from _gaussian_bounds import gaussian_threshold_test
 from scipy import stats
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,7 +37,7 @@ def audited(canaries, data=None, *, collate=None, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"batch_size": 100, "steps": 5, "noise_multiplier": 1.0, "n_records": 200}
     private = tacit.make_private(
-        model, optimizer, planted, loss, clip_norm=0.5, seed=0, **settings | options
+        model, optimizer, planted, loss, clip_norm=0.5, seed=0, **with_speed(settings | options)
     )
     for lot in canaries.watch(private):
         private.step(lot)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from _smooth_sensitivity import Sanitizer
+from speed_options import with_speed
 
 import tacit
 from tacit import mechanisms, pate, regression, training
@@ -183,7 +184,7 @@ def train(inside, rng, loud, **options: Any):
         noise_multiplier=1.0 / loud,
         n_records=n_records,
         seed=int(rng.integers(2**31)),
-        **{"clip_norm": 1.0} | options,
+        **with_speed({"clip_norm": 1.0} | options),
     )
     for lot in canaries.watch(private):
         private.step(lot)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,7 +51,9 @@ def problem() -> Callable[..., SimpleNamespace]:
             settings["steps"] = 4
         if not {"epsilon", "noise_multiplier"} & options.keys():
             settings["noise_multiplier"] = 1.0
-        private = tacit.make_private(model, optimizer, data, loss_fn, **(settings | options))
+        private = tacit.make_private(
+            model, optimizer, data, loss_fn, **with_speed(settings | options)
+        )
         return SimpleNamespace(
             private=private, model=model, optimizer=optimizer, x=x, y=y, loss_fn=loss_fn
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -42,7 +43,9 @@ def make(kind, **options):
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     settings = {"batch_size": 16, "steps": 5, "clip_norm": 0.5, "noise_multiplier": 1.0, "seed": 3}
-    private = tacit.make_private(model, optimizer, (x, y), loss_fn, **(settings | options))
+    private = tacit.make_private(
+        model, optimizer, (x, y), loss_fn, **with_speed(settings | options)
+    )
     return private, model, optimizer
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from peak_memory import peak_bytes
 from slow_cases import one_fast
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -47,7 +48,7 @@ def released(is_checkpointed, *, foreign=False, records=64, loss_fn=losses, **op
     model = Model(is_checkpointed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(records, 4), torch.arange(records) % 2
-    private = make_private(model, optimizer, (x, y), loss_fn, **(OPTIONS | options))
+    private = make_private(model, optimizer, (x, y), loss_fn, **with_speed(OPTIONS | options))
     found = []
     for lot in private:
         if foreign:

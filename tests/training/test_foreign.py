@@ -11,7 +11,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import AdamBC, AdaptiveClip
+from tacit.training import AdamBC, AdaptiveClip, Speed
 from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import trace_calls
 from tacit.training.foreign import own_optimizer
@@ -440,7 +440,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_in_the_sum(engine, is_unp
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         run = tacit.make_private(
             model, optimizer, data, loss_of, batch_size=12, steps=1, clip_norm=0.5,
-            noise_multiplier=0.0, engine=engine, check=False,
+            noise_multiplier=0.0, speed=Speed(engine=engine), check=False,
         )  # fmt: skip
         for batch in run if is_unpacked else run.batches():
             inputs, labels = batch

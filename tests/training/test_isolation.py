@@ -11,6 +11,7 @@ from clean_programs import PROGRAMS
 from mixing_cases import RECORDS, Case, ce, data, model
 from random_mixing_cases import CASES
 from slow_cases import one_fast
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -43,7 +44,7 @@ def private(case: Case, *, seed: int, steps: int = 2, **options):
         case.model, optimizer, case.dataset, case.loss_fn,
         batch_size=options.pop("batch_size", 64), steps=steps,
         clip_norm=1.0, noise_multiplier=options.pop("noise_multiplier", 1.0), seed=seed,
-        collate_fn=case.collate_fn, augment=case.augment, **options,
+        collate_fn=case.collate_fn, augment=case.augment, **with_speed(options),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import logging
 
 import pytest
 import torch
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,7 +38,7 @@ def losses(model, batch):
 
 
 def run(model, optimizer, **options):
-    return make_private(model, optimizer, records(), losses, **(OPTIONS | options))
+    return make_private(model, optimizer, records(), losses, **with_speed(OPTIONS | options))
 
 
 def weights(model):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import tacit
-from tacit.training import Flat, clipped_sum
+from tacit.training import Flat, Speed, clipped_sum
 from tacit.training.gradients.site import Unsupported
 
 LENGTH, EXAMPLES = 7, 11
@@ -157,10 +157,11 @@ def test_runs_on_records_of_different_lengths():
         found = []
         for engine in ("auto", "loop"):
             own = copy.deepcopy(model)
-            options = {"clip_norm": 0.2, "noise_multiplier": 0.0, "seed": 1, "engine": engine}
+            options = {"clip_norm": 0.2, "noise_multiplier": 0.0, "seed": 1}
             private = tacit.make_private(
                 own, torch.optim.SGD(own.parameters(), lr=0.5), records, losses,
-                batch_size=9, steps=2, collate_fn=collate, check=engine == "auto", **options,
+                batch_size=9, steps=2, collate_fn=collate, check=engine == "auto",
+                speed=Speed(engine=engine), **options,
             )  # fmt: skip
             for lot in private:
                 private.step(lot)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,7 +38,7 @@ def make_run(users, *, model=None, data=(X, Y), loss=loss_fn, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"batch_size": 8, "steps": 2, "clip_norm": 0.2, "noise_multiplier": 1.0}
     settings |= {"seed": 1, "check": False} | options
-    return tacit.make_private(model, optimizer, data, loss, users=users, **settings)
+    return tacit.make_private(model, optimizer, data, loss, users=users, **with_speed(settings))
 
 
 def looped(model, members, combine, clip_norm):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from slow_cases import one_fast
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -92,7 +93,7 @@ def run(stage: str, *, kind=nn.Linear, **options):
     return tacit.make_private(
         model, optimizer, arguments.pop("dataset"), arguments.pop("loss_fn"),
         batch_size=arguments.pop("batch_size", 20), steps=4,
-        clip_norm=1.0, noise_multiplier=1.0, seed=3, **arguments,
+        clip_norm=1.0, noise_multiplier=1.0, seed=3, **with_speed(arguments),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, clipped_sum, make_private
+from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.checkpoint import _MACHINE
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
@@ -125,8 +125,7 @@ def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
             steps=3,
             clip_norm=0.5,
             noise_multiplier=0.0,
-            max_microbatch=10,
-            compile=is_compiled,
+            speed=Speed(max_microbatch=10, compile=is_compiled),
             check=False,
             seed=1,
         )
@@ -239,7 +238,8 @@ def run_of(model, loss_fn, *, compile):
     data = torch.randn(24, 4), torch.randint(0, 2, (24,))
     options = {"batch_size": 24, "steps": 4, "clip_norm": 0.5, "noise_multiplier": 0.0, "seed": 1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return make_private(model, optimizer, data, loss_fn, **options, check=False, compile=compile)
+    options |= {"check": False, "speed": Speed(compile=compile)}
+    return make_private(model, optimizer, data, loss_fn, **options)
 
 
 def test_a_model_that_writes_into_its_buffers_is_refused():
