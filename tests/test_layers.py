@@ -13,7 +13,16 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 # Each part may import the parts listed and what those may import; parts of one row do not see each
 # other. `tacit` itself (names and version) may be imported by the command line only.
 LAYERS = [
-    ["errors", "_check", "_lazy", "_arrays", "_participation", "_untrusted", "_file_lock", "_replaced_file"],
+    [
+        "errors",
+        "_check",
+        "_lazy",
+        "_arrays",
+        "_participation",
+        "_untrusted",
+        "_file_lock",
+        "_replaced_file",
+    ],
     ["events", "_users"],
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],

@@ -1,6 +1,7 @@
 """How a training run touches the private data, and what it releases, in words for its facts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tacit.datasets import Dataset
 from tacit.experiments.facts import Touch
@@ -15,8 +16,10 @@ _SUMMARIES = {
 }
 
 
-def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator[Touch]:
-    """Yield a description of every use that the run makes of the data."""
+def touches(
+    recipe: Recipe, dataset: Dataset, info: Mapping[str, Any], *, has_baseline: bool
+) -> Iterator[Touch]:  # Any: numbers and lists of them
+    """Yield a description of every use that the run makes of the data; `info` is of its steps."""
     features, n_test = recipe.features, dataset.n_held_out
     by_record = {
         "none": "values scaled by declared bounds, record by record",
@@ -29,8 +32,7 @@ def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator
     for name, summary in summaries_of(features, dataset.n_records).items():
         how = f"{_SUMMARIES[name]}, released once with {summary.event}"
         yield Touch(what="preprocessing", how=how, cost="paid", event=summary.event.to_dict())
-    how = "noisy sums of clipped gradients; the plan was paid before its first step"
-    yield Touch(what="training", how=how, cost="paid")
+    yield from training_touches(info)
     how = (
         "none in this run: settings are those of the recipe; if they were chosen by looking at "
         "these records, that is not in the bill"
@@ -48,10 +50,15 @@ def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator
         yield Touch(what="baseline", how=how, cost="not covered")
 
 
-def lost_touch(repaid: str) -> Touch:
-    """Return a description of steps that a restart paid again, beyond the reserve of the plan."""
-    how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
-    return Touch(what="training", how=how, cost="paid")
+def training_touches(info: Mapping[str, Any]) -> Iterator[Touch]:  # Any: as above
+    """Yield a description of the steps of a run with this `Private.info`."""
+    how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    if reserve := info.get("reserve"):
+        how += f": {info['steps']:,} steps, and {reserve:,} reserved for those that a crash loses"
+    yield Touch(what="training", how=how, cost="paid")
+    for repaid in info.get("repaid", ()):
+        how = f"steps that were lost at a restart and taken again beyond the reserve: {repaid}"
+        yield Touch(what="training", how=how, cost="paid")
 
 
 def releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
