@@ -17,7 +17,7 @@ import numpy as np
 
 def multi_freq(k, epsilon):
     """Oracles of multi-freq-ldpy: a client function and an aggregator each."""
-    from multi_freq_ldpy.pure_frequency_oracles import GRR, LH, SS, UE
+    from multi_freq_ldpy.pure_frequency_oracles import GRR, LH, UE
 
     return {
         "multi-freq-ldpy GRR": (
@@ -28,17 +28,9 @@ def multi_freq(k, epsilon):
             lambda x: UE.UE_Client(x, k, epsilon, True),
             lambda reports: UE.UE_Aggregator_MI(reports, epsilon, True),
         ),
-        "multi-freq-ldpy SUE": (
-            lambda x: UE.UE_Client(x, k, epsilon, False),
-            lambda reports: UE.UE_Aggregator_MI(reports, epsilon, False),
-        ),
         "multi-freq-ldpy OLH": (
             lambda x: LH.LH_Client(x, k, epsilon, True),
             lambda reports: LH.LH_Aggregator_MI(reports, k, epsilon, True),
-        ),
-        "multi-freq-ldpy SS": (
-            lambda x: SS.SS_Client(x, k, epsilon),
-            lambda reports: SS.SS_Aggregator_MI(reports, k, epsilon),
         ),
     }
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import tacit
+
 RESULTS = Path(os.environ.get("TACIT_RESULTS", Path(__file__).parent / "results"))
 
 
@@ -54,6 +56,8 @@ def write(
 
 
 def _version(name: str) -> str:
+    if name == "tacit":
+        return tacit.__version__  # of this checkout, whatever is installed
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

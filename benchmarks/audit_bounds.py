@@ -10,6 +10,7 @@ no valid bound can reach if it assumes fair coins alone (`ceiling`).
 import time
 
 import numpy as np
+from _gaussian_bounds import gaussian_fit, gaussian_threshold_test
 from _results import table, write
 from scipy.special import ndtr, ndtri
 
@@ -42,8 +43,8 @@ BOUNDS = {
     "one_run_gaussian, planned": planned(auditing.one_run_gaussian),
     "one_run_gaussian, Bonferroni": lambda s, i, _: auditing.one_run_gaussian(s, i, delta=DELTA),
     "threshold_test": lambda s, i, _: auditing.threshold_test(s, i, delta=DELTA),
-    "gaussian_threshold_test": lambda s, i, _: auditing.gaussian_threshold_test(s, i, delta=DELTA),
-    "gaussian_fit": lambda s, i, _: auditing.gaussian_fit(s, i, delta=DELTA),
+    "gaussian_threshold_test": lambda s, i, _: gaussian_threshold_test(s, i, delta=DELTA),
+    "gaussian_fit": lambda s, i, _: gaussian_fit(s, i, delta=DELTA),
 }
 QUICK = {name for name in BOUNDS if not name.endswith(("Bonferroni", "split"))}
 

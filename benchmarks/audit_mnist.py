@@ -15,6 +15,7 @@ from pathlib import Path
 import _results
 import numpy as np
 import torch
+from _gaussian_bounds import gaussian_fit, gaussian_threshold_test
 from torch import nn
 from torch.nn import functional as F
 
@@ -127,8 +128,8 @@ def attacked(canaries, event, bill):
         auditing.one_run_gaussian(scores, inside, **planned),
         auditing.threshold_test(scores, inside, delta=DELTA),
         auditing.noise_bound(scores, inside, event, delta=DELTA, reference=canaries.reference),
-        auditing.gaussian_threshold_test(scores, inside, delta=DELTA),
-        auditing.gaussian_fit(canaries.sums, inside, delta=DELTA),
+        gaussian_threshold_test(scores, inside, delta=DELTA),
+        gaussian_fit(canaries.sums, inside, delta=DELTA),
     ]
     reference = canaries.reference
     return bounds, auditing.refute_event(

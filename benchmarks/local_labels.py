@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _label_prior import PriorLabels, forward_loss
 from torch import nn
-
-from tacit.local import RandomizedLabels
 
 DATA = Path(os.environ.get("TACIT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 EPSILONS = (1.0, 2.0, 4.0)
@@ -57,7 +56,7 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return padded[batch, torch.zeros_like(batch), rows, columns]
 
 
-def train(x, noisy, labels: RandomizedLabels, table, epochs: int, seed: int) -> nn.Module:
+def train(x, noisy, table, epochs: int, seed: int) -> nn.Module:
     """Train by AdamW in one cycle of the learning rate; `table` is P(noisy | true) per example."""
     torch.manual_seed(seed)
     model, batch = network(), 256
@@ -69,7 +68,7 @@ def train(x, noisy, labels: RandomizedLabels, table, epochs: int, seed: int) -> 
         for rows in torch.randperm(len(x), device=DEVICE).split(batch):
             if len(rows) < batch:
                 continue
-            loss = labels.loss(model(shifted(x[rows])), noisy[rows], "forward", table[rows]).mean()
+            loss = forward_loss(model(shifted(x[rows])), noisy[rows], table[rows]).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -90,34 +89,32 @@ def to_device(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 def one_run(data, epsilon: float | None, seed: int, epochs: int) -> dict[str, float]:
     """Accuracy of both methods on the test images; no epsilon gives the clean labels."""
     x, y, x_test, y_test = data
-    labels = RandomizedLabels(epsilon=epsilon or 29.0, n_classes=10)
+    labels = PriorLabels(epsilon=epsilon or 29.0, n_classes=10)
     rng = np.random.default_rng(seed)
     noisy = labels.randomize(y, rng)
-    flat = to_device(labels.transition()[0], torch.float32)
+    flat = to_device(labels.transitions()[0], torch.float32)
 
     def score(model: nn.Module) -> float:
         return float((probabilities(model, x_test).argmax(1).cpu().numpy() == y_test).mean())
 
     tables = flat.expand(len(y), 10, 10)
-    model = train(x, to_device(noisy, torch.long), labels, tables, epochs, seed)
+    model = train(x, to_device(noisy, torch.long), tables, epochs, seed)
     found = {"one stage": score(model)}
     if epsilon is None:
         return found
     order = rng.permutation(len(y))
     first, second = np.split(order, [int(FIRST_SHARE * len(y))])
     teacher = train(
-        x[first], to_device(noisy[first], torch.long), labels, tables[: len(first)], epochs, seed
+        x[first], to_device(noisy[first], torch.long), tables[: len(first)], epochs, seed
     )
     prior = probabilities(teacher, x[second]).double().cpu().numpy()
     renewed, whole = (
         noisy.copy(),
-        np.tile(labels.transition()[0].astype(np.float32), (len(y), 1, 1)),
+        np.tile(labels.transitions()[0].astype(np.float32), (len(y), 1, 1)),
     )
     renewed[second] = labels.with_prior(y[second], prior, rng)
-    whole[second] = labels.transition(prior, len(second))
-    model = train(
-        x, to_device(renewed, torch.long), labels, to_device(whole, torch.float32), epochs, seed
-    )
+    whole[second] = labels.transitions(prior, len(second))
+    model = train(x, to_device(renewed, torch.long), to_device(whole, torch.float32), epochs, seed)
     return found | {"two stages": score(model)}
 
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from _pate_costs import private_cost
 from _results import table, write
+from _smooth_sensitivity import Sanitizer, publish_cost
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
@@ -26,9 +28,7 @@ from tacit.pate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
-    Sanitizer,
     count_votes,
-    publish_cost,
     train_teachers,
 )
 
@@ -110,7 +110,7 @@ def main() -> None:
                 setting.aggregator, votes, labels, sanitizer=setting.sanitizer, rng=rng
             )
             costs = [
-                setting.aggregator.private_cost(votes, labels, tight=tight)
+                private_cost(setting.aggregator, votes, labels, tight=tight)
                 for tight in (False, True)
             ]
             outcome = (

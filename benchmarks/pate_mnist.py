@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from _pate_costs import private_cost
 from _results import RESULTS, table, write
+from _smooth_sensitivity import Sanitizer, publish_cost
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
@@ -31,11 +33,9 @@ from tacit.pate import (
     GNMax,
     KernelTeacher,
     LaplaceMax,
-    Sanitizer,
     SpreadStudent,
     character_features,
     count_votes,
-    publish_cost,
     spread_queries,
     train_teachers,
 )
@@ -105,8 +105,8 @@ def run(data: Data, setting: Setting, votes: NDArray[np.int64], seed: int) -> Ou
     student = SpreadStudent(seed=seed).fit(data.public, taught)
     event = setting.aggregator.event(len(votes), int(answered.sum()))
     is_gaussian = not isinstance(setting.aggregator, LaplaceMax)
-    cost = setting.aggregator.private_cost(votes, labels)
-    tight = setting.aggregator.private_cost(votes, labels, tight=True) if is_gaussian else cost
+    cost = private_cost(setting.aggregator, votes, labels)
+    tight = private_cost(setting.aggregator, votes, labels, tight=True) if is_gaussian else cost
     sanitized = np.nan
     if setting.sanitizer is not None:
         published = publish_cost(
@@ -211,10 +211,13 @@ def epsilon_by_answers(data: Data, n_queries: int = 1000) -> dict[str, NDArray[n
         "answers": counts.astype(float),
         "any data": np.array([tacit.epsilon(gnmax.event(int(n)), delta=DELTA) for n in counts]),
         "2018 bound (private)": np.array(
-            [gnmax.private_cost(votes[:n]).private_epsilon(delta=DELTA) for n in counts]
+            [private_cost(gnmax, votes[:n]).private_epsilon(delta=DELTA) for n in counts]
         ),
         "exact (private)": np.array(
-            [gnmax.private_cost(votes[:n], tight=True).private_epsilon(delta=DELTA) for n in counts]
+            [
+                private_cost(gnmax, votes[:n], tight=True).private_epsilon(delta=DELTA)
+                for n in counts
+            ]
         ),
     }
 

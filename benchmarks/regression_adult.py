@@ -33,7 +33,6 @@ LINEAR = {
 LOGISTIC = {
     "gradient (default)": {},
     "objective": {"method": "objective"},
-    "sgd, rate 0.05": {"method": "sgd"},
     "gradient, replace one": REPLACE,
 }
 

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tacit.regression import LogisticRegression
 
-METHODS = ("auto", "gradient", "sgd", "objective")
+METHODS = ("auto", "gradient", "objective")
 LOADERS: dict[str, Callable[[], tables.Table]] = {
     "acs": tables.acs_high_income,
     "acs, one-hot": partial(tables.acs_high_income, "one-hot"),

@@ -29,6 +29,7 @@ from tacit.summaries.column_values import Range
 from tacit.summaries.payment import Terms
 from tacit.summaries.quantiles import (
     ConsistentCounts,
+    _node_variances,
     choose_tree,
     grid_size,
     quantile_interval,
@@ -324,9 +325,11 @@ def _quantile_width(column: str, bounds: tuple[float, float], p: float, e: float
         if n_values:
             edges = np.append(np.arange(tree.n_leaves), np.inf) + bounds[0] - 0.5
         widths = []
+        variances = _node_variances(tree.depth, tree.branching, 2 * (tree.depth / e) ** 2)
         for values in tables:
             exact = np.histogram(values, edges)[0].astype(float)
-            counts = ConsistentCounts.of_exact(tree, exact, 2 * (tree.depth / e) ** 2)
+            # Counts whose Laplace noise happens to be 0: how long is an interval on average?
+            counts = ConsistentCounts(tree, exact, tuple(variances), is_laplace=True)
             found = quantile_interval(counts, p, range_, "population", 0.95)
             widths.append(found.upper - found.lower)
         medians.append(float(np.median(widths)))

@@ -229,7 +229,7 @@ def report_tables(found: dict[tuple[str, int], list[list[float]]]) -> None:
 
 def one_table(i: int, table: tables.Table, has_classes: bool, seed: int) -> tuple[int, list[float]]:
     """Return the index of a table and, on one split, the scores of each method and a search."""
-    grid = ("gradient", "objective", "sgd") if has_classes else ("adassp", "gradient", "functional")
+    grid = ("gradient", "objective") if has_classes else ("adassp", "gradient", "functional")
     X, y, X_test, y_test = tables.split(table, seed)
     common = {"bounds": table.bounds, "delta": DELTA}
     if has_classes:

@@ -245,12 +245,12 @@ def settings_rows(node: ast.ClassDef) -> list[str]:
 
 
 def default_of(field: ast.AnnAssign) -> str:
-    """Return the default of a field; `_choice` gives all values, the default first."""
+    """Return the default of a field; `choice` gives all values, the default first."""
     value = field.value
     if value is None:
         return "required"
     if isinstance(value, ast.Call):
-        if ast.unparse(value.func) == "_choice":
+        if ast.unparse(value.func) == "choice":
             return ", ".join(f"`{ast.unparse(one)}`" for one in value.args)
         value = value.args[0] if value.args else None
     return f"`{ast.unparse(value)}`" if value is not None else "empty"

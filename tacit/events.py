@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
-from tacit._check import in_closed_unit, non_negative, positive, whole
+from tacit._check import in_closed_unit, non_negative, positive, whole, within
 from tacit._participation import participation_norm
 
 
@@ -32,6 +32,10 @@ class Relation(StrEnum):
     """Both have the same size, and one record has other values."""
     ZERO_OUT = "zero_out"
     """Both have the same size, and one record contributes nothing. Its slot is still sampled."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"relation must be one of {', '.join(cls)}, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -609,36 +613,6 @@ def _nested(event: object) -> Event:
     return event
 
 
-def _noise(value: object) -> float:
-    noise = positive(noise_multiplier=value)
-    if not 1e-60 <= noise <= 1e60:  # outside, fourth powers leave the range of floats
-        raise ValueError(f"noise_multiplier must be within 1e-60 and 1e60, got {value}.")
-    return noise
-
-
-def _epsilon(value: object) -> float:
-    epsilon = non_negative(epsilon=value)
-    if epsilon > 1e60:
-        raise ValueError(f"epsilon must be at most 1e60, got {value}. Use NonPrivate().")
-    return epsilon
-
-
-def _random_probability(value: object) -> float:
-    probability = in_closed_unit(random_probability=value)
-    if probability < 1e-60:
-        raise ValueError(
-            f"random_probability must be at least 1e-60, got {probability}. Use NonPrivate()."
-        )
-    return probability
-
-
-def _factor(value: object) -> float:
-    factor = positive(replace_factor=value)
-    if not 1 <= factor <= 2:
-        raise ValueError(f"replace_factor must be in [1, 2], got {value}.")
-    return factor
-
-
 def _shape(value: object) -> float | None:
     if value is None:
         return None
@@ -666,11 +640,15 @@ def _check_one_or_two(
 
 
 _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any value
-    "noise_multiplier": _noise,
-    "replace_factor": _factor,
-    "epsilon": _epsilon,
+    "noise_multiplier": lambda value: within(  # outside, fourth powers leave the range of floats
+        1e-60, 1e60, noise_multiplier=positive(noise_multiplier=value)
+    ),
+    "replace_factor": lambda value: within(1, 2, replace_factor=value),
+    "epsilon": lambda value: within(0, 1e60, advice="Use NonPrivate().", epsilon=value),
     "delta": lambda value: in_closed_unit(delta=value),
-    "random_probability": _random_probability,
+    "random_probability": lambda value: within(
+        1e-60, 1, advice="Use NonPrivate().", random_probability=value
+    ),
     "n_options": lambda value: whole(n_options=value, least=2),
     "orders": _numbers,
     "values": _numbers,

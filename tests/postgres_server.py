@@ -59,7 +59,7 @@ class Server:
 @contextlib.contextmanager
 def server(*, durable: bool = False):
     """Start a server and stop it at the end; skip the test where there is none."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'tacit[engines]'")
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'tacit-dp[engines]'")
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt install postgresql")

@@ -44,9 +44,9 @@ AT_LEAST = {
     """,
     "tacit.ledger": "Budget Ledger",
     "tacit.local": """
-        DuchiMean DuchiVector HadamardResponse HybridMean LocalHashing LocalHistogram
+        DuchiMean HadamardResponse HybridMean LocalHashing LocalHistogram
         LocalQuantiles LocalSGD OptimizedUnary PiecewiseMean RandomizedLabels RandomizedResponse
-        Rappor SampledVector SubsetSelection SymmetricUnary choose_oracle
+        Rappor SampledVector choose_oracle
     """,
     "tacit.summaries": """
         PrivateBounds ReleaseTerms Statistic StatisticTable accuracy auc contingency_table count

@@ -1,4 +1,4 @@
-"""The package stays easy to navigate: names, doors, depth, and one body for each formula."""
+"""The package stays small and easy to navigate: sizes, names, doors, one body for each formula."""
 
 import ast
 import re
@@ -6,15 +6,36 @@ import re
 import pytest
 import structure
 
+# No measure of `python tests/structure.py` may be larger. Lower a bound when a change allows it;
+# raise one only with a reason in the commit. Comments: what was measured before this round.
+BOUNDS = {
+    "statements": 38_900,  # 40,324
+    "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
+    "bytes of data files": 37_209,  # the same: no table moves from code into a file
+    "largest cycle": 51,  # the same: imports inside functions and for types count, too
+    "modules in cycles": 101,  # the same
+    "public names": 516,  # the same
+    "verbs": 34,  # the same
+    "options": 291,  # the same
+    "methods of Private": 79,  # the same, with what it inherits
+    "parameters of make_private": 32,  # 37
+    "lines of private.py": 250,
+    "imports of private.py": 10,
+    "import depth of training": 12,
+    "lines of a file": 700,
+    "median of bodies": 4,
+    "95th percentile of bodies": 22,
+    "longest body": 79,
+}
 # Names that may occur twice, because folder and name together are the noun.
 FILES_TWICE = {
     "linear": ["regression/linear.py", "training/gradients/linear.py"],
     "noise": ["training/gpu/noise.py", "training/noise.py"],
 }
 CLASSES_TWICE = {
-    "Exponential": ["tacit.events", "tacit.training.plan"],  # both are public names
     "RandomAllocation": ["tacit.events", "tacit.sampling"],  # both are public names
     "RandomizedResponse": ["tacit.events", "tacit.local.randomized_response"],  # both are public
+    "Records": ["tacit.experiments.logit", "tacit.training.records"],
 }
 # Ways to write a formula in code, and the file that holds its only body.
 FORMULAS = {
@@ -40,13 +61,24 @@ def test_an_algorithm_is_found_by_the_name_of_a_file(name):
     assert (structure.PACKAGE / structure.ALGORITHMS[name]).is_file()
 
 
-def test_private_is_one_screen_with_few_imports():
-    assert structure.n_lines(structure.modules()["tacit.training.private"]) <= 250
-    assert len(structure.imports_of("tacit.training.private")) <= 10
+@pytest.fixture(scope="module")
+def measures():
+    return structure.measures()
 
 
-def test_imports_inside_training_are_shallow():
-    assert len(structure.import_depth("training")) <= 12
+def test_every_measure_has_a_bound(measures):
+    assert measures.keys() == BOUNDS.keys()
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_no_measure_exceeds_its_bound(measures, name):
+    assert measures[name] <= BOUNDS[name]
+
+
+def test_cycles_are_sets_of_nodes_that_reach_each_other():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a", "f"}}
+    assert structure.cycles(graph) == [{"a", "b", "c"}, {"d", "e"}]
+    assert structure.cycles({"a": {"b"}, "b": set()}) == []
 
 
 def test_packages_are_entered_through_their_doors():
@@ -55,7 +87,7 @@ def test_packages_are_entered_through_their_doors():
 
 def test_a_name_belongs_to_one_file_and_one_class():
     assert structure.repeated_files() == FILES_TWICE
-    assert structure.repeated_classes() == CLASSES_TWICE
+    assert structure.repeated_classes().items() <= CLASSES_TWICE.items()
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -63,8 +95,8 @@ def test_a_formula_has_one_body(formula):
     pattern, home = FORMULAS[formula]
     holders = {
         path.relative_to(structure.PACKAGE).as_posix()
-        for path in structure.modules().values()
-        if re.search(pattern, path.read_text(encoding="utf-8"))
+        for name, path in structure.modules().items()
+        if re.search(pattern, structure.text(name))
     }
     assert holders == {home}
 
@@ -79,7 +111,6 @@ FLOAT_NOISE_ALLOWED = {
     "experiments/features.py": "a public random projection",
     "experiments/regression_studies.py": "simulated records, which are public",
     "training/noise.py": "noise of training steps, which has its own release",
-    "training/gradients/freivalds.py": "random directions in which products are checked",
     "_pipelines.py": "synthetic tables on which steps of a pipeline are tried",
 }
 
@@ -87,8 +118,8 @@ FLOAT_NOISE_ALLOWED = {
 def test_no_float_noise_is_drawn_outside_the_mechanisms():
     found = {
         path.relative_to(structure.PACKAGE).as_posix()
-        for path in structure.modules().values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name, path in structure.modules().items()
+        for node in structure.nodes(name)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in FLOAT_NOISE
@@ -97,14 +128,5 @@ def test_no_float_noise_is_drawn_outside_the_mechanisms():
 
 
 def test_retired_words_stay_retired():
-    for path in structure.modules().values():
-        assert not re.search(RETIRED, path.read_text(encoding="utf-8")), path
-
-
-def test_files_are_one_noun_and_bodies_fit_on_a_screen():
-    for path in structure.modules().values():
-        assert structure.n_lines(path) <= 700, path
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.body:
-                first = node.body[1] if ast.get_docstring(node) and node.body[1:] else node.body[0]
-                assert (node.end_lineno or 0) - first.lineno < 80, f"{path}: {node.name}"
+    for name in structure.modules():
+        assert not re.search(RETIRED, structure.text(name)), name

@@ -27,7 +27,7 @@ from tacit.accounting.one_event import (
 )
 from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
-from tacit.accounting.shuffle import shuffled_closed_form, shuffled_delta, shuffled_epsilon
+from tacit.accounting.shuffle import shuffled_delta, shuffled_epsilon
 from tacit.accounting.tightest import Accountant, Tightest
 from tacit.accounting.trials import RunLaw, run_law
 from tacit.events import Event, Relation
@@ -66,7 +66,6 @@ __all__ = [
     "pure_epsilon",
     "round_up",
     "run_law",
-    "shuffled_closed_form",
     "shuffled_delta",
     "shuffled_epsilon",
 ]

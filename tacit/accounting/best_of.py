@@ -72,7 +72,7 @@ class BestProfile:
         """Return an epsilon at which delta_best is at most `delta`, for every score."""
         if self.upper(FARTHEST) > delta:
             return math.inf
-        return invert(_Curve(self.upper), delta, guess=1.0, ceiling=FARTHEST).upper
+        return invert(_FallingDelta(self.upper), delta, guess=1.0, ceiling=FARTHEST).upper
 
     def epsilon(self, delta: float) -> Bracket:
         """Return proved bounds of the smallest epsilon at `delta`; the worst score needs it."""
@@ -81,7 +81,7 @@ class BestProfile:
             return Bracket(0.0, upper)
         lower, near = 0.0, 0.95 * upper
         for _ in range(_ROUNDS):  # any threshold of the score gives a valid bound
-            curve = _Curve(partial(self._ranked, start=self._best_start(near)))
+            curve = _FallingDelta(partial(self._ranked, start=self._best_start(near)))
             found = invert(curve, delta, guess=near, ceiling=math.inf).lower
             if found == 0:  # this epsilon is too high: no threshold is better than another
                 near *= 0.8
@@ -136,7 +136,7 @@ def _split(pair: Pair) -> Pair:
     return Pair(*(np.repeat(mass / parts, parts) for mass in pair))
 
 
-class _Curve(NamedTuple):
+class _FallingDelta(NamedTuple):
     """A falling function of epsilon, in the form that `invert` takes."""
 
     value: Callable[[float], float]

@@ -14,7 +14,8 @@ from scipy import special
 
 from tacit import events as ev
 from tacit._arrays import Floats
-from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
+from tacit._bisection import bisected
+from tacit._check import in_closed_unit, in_open_unit, non_negative, one_of, positive, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import gaussian_epsilon
 from tacit.accounting.one_event import (
@@ -76,8 +77,7 @@ class StrongComposition:
     recipe: Literal["published", "rigorous"] = "published"
 
     def __post_init__(self) -> None:
-        if self.recipe not in ("published", "rigorous"):
-            raise ValueError(f"recipe must be 'published' or 'rigorous', got {self.recipe!r}.")
+        one_of(("published", "rigorous"), recipe=self.recipe)
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the least epsilon over splits of `delta` into two parts.
@@ -221,8 +221,5 @@ def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
         return _LEAST_DELTA
     if epsilon_at(math.exp(high)) > epsilon:
         return 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        fits = epsilon_at(math.exp(middle)) <= epsilon
-        low, high = (low, middle) if fits else (middle, high)
-    return math.exp(high)
+    found = bisected(lambda log: epsilon_at(math.exp(log)) <= epsilon, low, high, absolute=1e-6)
+    return math.exp(found[1])

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit, non_negative, whole
+from tacit._check import in_open_unit, non_negative, one_of, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.rdp import delta_from_rdp, divergence, epsilon_from_rdp
@@ -41,9 +41,7 @@ class Moments:
     max_moment: int = 32
 
     def __post_init__(self) -> None:
-        if self.conversion not in ("published", "improved"):
-            got = repr(self.conversion)
-            raise ValueError(f"conversion must be 'published' or 'improved', got {got}.")
+        one_of(("published", "improved"), conversion=self.conversion)
         whole(max_moment=self.max_moment, least=1)
 
     def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:

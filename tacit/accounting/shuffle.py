@@ -34,6 +34,7 @@ import numpy as np
 from scipy.special import betainc, gammaln
 
 from tacit._arrays import Floats
+from tacit._bisection import bisected
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.accounting.one_event import pure_epsilon, round_up
 from tacit.errors import UnsupportedEvent
@@ -136,36 +137,12 @@ def shuffled_epsilon(
     groups = _clone_groups(whole(n_reports=n_reports, least=1), gamma)
     if _delta(local_epsilon, 0.0, *groups) <= delta:
         return 0.0
-    low, high = 0.0, local_epsilon  # delta is 0 at the local epsilon
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if _delta(local_epsilon, middle, *groups) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
 
+    def is_enough(epsilon: float) -> bool:
+        return _delta(local_epsilon, epsilon, *groups) <= delta
 
-def shuffled_closed_form(
-    local_epsilon: float, n_reports: int, *, delta: float, clones: float | None = None
-) -> float:
-    """Return the published closed-form bound on epsilon of `n_reports` shuffled reports at `delta`.
-
-    With e = exp(local_epsilon), n = `n_reports` and gamma = `clones`, the bound is
-    log(1 + (e - 1) / (e + 1) (8 sqrt(log(4 / delta) / (gamma n)) + 8 / (gamma n))). It holds if
-    gamma n >= 16 log(2 / delta); otherwise return `local_epsilon`. With gamma = 1/e it is Theorem
-    3.1 of Feldman, McMillan & Talwar 2021, with gamma = 2 / (e + 1) the bound of their 2023 paper.
-
-    >>> round(shuffled_closed_form(1.0, 10_000, delta=1e-6), 3)
-    0.214
-    """
-    local_epsilon, delta = positive(local_epsilon=local_epsilon), in_open_unit(delta=delta)
-    expected = _checked_clones(local_epsilon, clones) * whole(n_reports=n_reports, least=1)
-    if expected < 16 * math.log(2 / delta):
-        return local_epsilon
-    sum_of_terms = 8 * math.sqrt(math.log(4 / delta) / expected) + 8 / expected
-    found = math.log1p(math.tanh(local_epsilon / 2) * sum_of_terms)
-    return min(found, local_epsilon)
+    # delta is 0 at the local epsilon
+    return bisected(is_enough, 0.0, local_epsilon, relative=1e-10)[1]
 
 
 @lru_cache(maxsize=128)

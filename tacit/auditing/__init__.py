@@ -3,22 +3,14 @@
 The bill is the epsilon that was charged for the run; a valid lower bound above it proves a bug.
 """
 
-from tacit.auditing.canaries import (
-    GradientCanaries,
-    InputCanaries,
-    flip_coins,
-    mislabeled,
-    random_inputs,
-)
+from tacit.auditing.canaries import GradientCanaries, flip_coins
 from tacit.auditing.event_test import BillTest, noise_bound, refute_event
 from tacit.auditing.inversion import fit_softmax, invert, likeness, reconstruct
 from tacit.auditing.lira import (
     ROC,
     Shadows,
     best_tpr,
-    calibrated,
     halves,
-    inner_products,
     lira,
     logit_confidence,
     minus_loss,
@@ -31,8 +23,7 @@ from tacit.auditing.p_values import Finding, MechanismAudit, holm, joined
 from tacit.auditing.partition_audit import audit_partition
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
-from tacit.auditing.sequential import SequentialTest
-from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
+from tacit.auditing.threshold import threshold_test
 from tacit.auditing.training_audit import audit_training, user_findings
 from tacit.auditing.training_setup import TrainingSetup
 from tacit.auditing.user_audit import scores_by_user
@@ -43,10 +34,8 @@ __all__ = [
     "BillTest",
     "Finding",
     "GradientCanaries",
-    "InputCanaries",
     "MechanismAudit",
     "Result",
-    "SequentialTest",
     "Shadows",
     "TrainingSetup",
     "audit_algorithm",
@@ -54,27 +43,21 @@ __all__ = [
     "audit_partition",
     "audit_training",
     "best_tpr",
-    "calibrated",
     "fit_softmax",
     "flip_coins",
-    "gaussian_fit",
-    "gaussian_threshold_test",
     "halves",
     "holm",
-    "inner_products",
     "invert",
     "joined",
     "likeness",
     "lira",
     "logit_confidence",
     "minus_loss",
-    "mislabeled",
     "noise_bound",
     "noise_findings",
     "one_run",
     "one_run_gaussian",
     "plan_guesses",
-    "random_inputs",
     "reconstruct",
     "recorded",
     "refute_event",

@@ -1,21 +1,16 @@
 """Canaries: records made to be recognized, each in or out of the training set by a fair coin.
 
-| canary | what an attacker sees | strength |
-|---|---|---|
-| `GradientCanaries` | every released update (white box) | the worst case the bill allows for |
-| `mislabeled`, `random_inputs` | the final model (black box) | what a bystander could do |
-
-Canaries are treated like all other records: they are sampled, clipped and covered by noise, and the
-guarantee of the real records is unchanged. They cost accuracy, because they take a share of every
-lot (the random draw of records of one step).
+`GradientCanaries` are for an attacker who sees every released update: the worst case that the bill
+allows for. Canaries are treated like all other records: they are sampled, clipped and covered by
+noise, and the guarantee of the real records is unchanged. They cost accuracy, because they take a
+share of every lot (the random draw of records of one step).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tacit._arrays import Flags, Floats, Indices
 from tacit._check import positive, whole
@@ -177,18 +172,6 @@ class GradientCanaries:
         """
         return self._scored(self._sums)[: self.n_canaries]
 
-    @property
-    def last_iterate(self) -> tuple[Floats, Floats]:
-        """Scores of canaries, and of references, that need the final weights alone.
-
-        The score is minus the parameter of the coordinate. It adds up the releases, weighted by the
-        learning rates, if the optimizer treats each coordinate by itself (SGD, momentum, Adam).
-        """
-        if self._table is None:
-            raise RuntimeError("there are no final weights yet: plant the canaries, and train.")
-        weights = -self._table[1:, 0].detach().double().cpu().numpy()
-        return weights[: self.n_canaries], weights[self.n_canaries :]
-
     def _scored(self, scores: Floats) -> Floats:
         if self._releases == 0:
             raise RuntimeError("no release was recorded: loop over canaries.watch(private).")
@@ -329,41 +312,3 @@ def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, l
     if isinstance(record, tuple | list):
         return type(record)(_zeros(value) for value in record)
     return record * 0
-
-
-@dataclass(frozen=True)
-class InputCanaries:
-    """Canaries that are ordinary records: inputs `x`, labels `y`, and which of them to train on."""
-
-    x: NDArray[Any]
-    y: Indices
-    is_member: Flags
-
-    def add_to(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the training set (x, y) with the member canaries appended, and no other canary."""
-        return (
-            np.concatenate([np.asarray(x), self.x[self.is_member]]),
-            np.concatenate([np.asarray(y), self.y[self.is_member]]),
-        )
-
-
-def mislabeled(x: ArrayLike, y: ArrayLike, *, n_classes: int, rng: Seed = None) -> InputCanaries:
-    """Return the records (x, y) as canaries with wrong labels, which a model can only memorize.
-
-    The records should not also be in the training set with their true labels. The wrong labels are
-    drawn uniformly.
-    """
-    random, labels = generator(rng), np.asarray(y, np.int64)
-    moves = random.integers(1, whole(n_classes=n_classes, least=2), len(labels))
-    return InputCanaries(
-        np.asarray(x), (labels + moves) % n_classes, flip_coins(len(labels), random)
-    )
-
-
-def random_inputs(
-    n: int, shape: tuple[int, ...], *, n_classes: int, rng: Seed = None
-) -> InputCanaries:
-    """Return canaries of uniform noise in [0, 1] with random labels, unlike any real record."""
-    random = generator(rng)
-    x = random.random((whole(n=n, least=1), *shape)).astype(np.float32)
-    return InputCanaries(x, random.integers(0, n_classes, n), flip_coins(n, random))

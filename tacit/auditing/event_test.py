@@ -16,6 +16,7 @@ import numpy as np
 
 from tacit import accounting
 from tacit._arrays import Flags, Floats, Indices
+from tacit._bisection import bisected
 from tacit._check import in_open_unit
 from tacit.auditing.one_run import (
     FAIR_COINS,
@@ -251,10 +252,7 @@ def _smallest_refuted(is_refuted: Callable[[float], bool]) -> float | None:
         if not is_refuted(least):
             break
         most = least
-    while most - least > _PRECISE:
-        middle = (least + most) / 2
-        least, most = (least, middle) if is_refuted(middle) else (middle, most)
-    return most
+    return bisected(is_refuted, least, most, absolute=_PRECISE)[1]
 
 
 def _planned(
@@ -287,7 +285,5 @@ def _smallest(rejects: Callable[[float], bool]) -> float:
         return 1.0
     if rejects(10**low):
         return 10**low
-    while high - low > 4e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if rejects(10**middle) else (middle, high)
+    _, high = bisected(lambda decade: rejects(10**decade), low, high, absolute=4e-4)
     return min(1.0, 10**high)

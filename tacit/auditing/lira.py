@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from tacit._arrays import Flags, Floats, Indices
-from tacit._check import in_closed_unit, non_negative, whole
+from tacit._check import in_closed_unit, non_negative, one_of, whole
 from tacit.mechanisms import Seed, generator
 
 Train = Callable[[Flags, int], ArrayLike]
@@ -104,8 +104,7 @@ def lira(
     """
     scores, members = shadows.scores, shadows.is_member
     values = np.asarray(target, np.float64)
-    if mode not in ("online", "offline"):
-        raise ValueError(f"mode must be 'online' or 'offline', got {mode!r}.")
+    one_of(("online", "offline"), mode=mode)
     if scores.shape != members.shape or values.shape != scores.shape[1:]:
         raise ValueError(
             "target must have one score for each record of the shadow models, "
@@ -145,20 +144,6 @@ def roc(scores: ArrayLike, is_member: ArrayLike) -> ROC:
     )
 
 
-def inner_products(updates: ArrayLike, directions: ArrayLike) -> Floats:
-    """Return white-box scores: inner products of all released updates with canary gradients.
-
-    `updates` is (releases, parameters) and `directions` is (canaries, parameters). The products
-    are summed over releases. Pass the released gradient sums, which a member shifts along its own
-    gradient, not the optimizer's steps, which point the other way.
-
-    >>> inner_products([[1.0, 0.0], [2.0, 1.0]], np.eye(2)).tolist()
-    [3.0, 1.0]
-    """
-    total = np.atleast_2d(np.asarray(updates, np.float64)).sum(axis=0)
-    return np.asarray(directions, np.float64) @ total
-
-
 def minus_loss(logits: ArrayLike, labels: ArrayLike) -> Floats:
     """Return black-box scores: minus the cross-entropy of the true label (Yeom et al. 2018).
 
@@ -182,20 +167,6 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
     others = values.copy()
     others[chosen] = -np.inf
     return values[chosen] - np.asarray(special.logsumexp(others, axis=1))
-
-
-def calibrated(target: ArrayLike, references: ArrayLike) -> Floats:
-    """Return the scores by the target model minus the mean scores by reference models.
-
-    Reference models were trained without the records. The difference does not depend on how easy a
-    record is for any model (Watson et al. 2021, arXiv:2111.08440). `target` is (records,),
-    `references` is (models, records).
-
-    >>> calibrated([2.0, 2.0], [[2.0, 0.0], [1.0, 0.0]]).tolist()
-    [0.5, 2.0]
-    """
-    reference = np.atleast_2d(np.asarray(references, np.float64))
-    return np.asarray(target, np.float64) - reference.mean(axis=0)
 
 
 def best_tpr(fpr: ArrayLike, *, epsilon: float, delta: float = 0.0) -> Floats:

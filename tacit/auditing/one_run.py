@@ -10,8 +10,6 @@ reaches*:
 | `one_run` | fair coins | 49 to 65 % |
 | `one_run_gaussian` | fair coins, a Gaussian trade-off curve | 71 to 77 % |
 | `threshold_test` | independent scores | 45 to 54 % |
-| `gaussian_threshold_test` | independent scores, a Gaussian curve | 89 to 98 % |
-| `gaussian_fit` | independent normal scores | 95 to 99 % |
 | `noise_bound` | independent scores, the billed event with some noise | see its benchmark |
 
 (* 100,000 canaries, ideal attack on a Gaussian mechanism of noise multiplier 0.5 to 4, delta 1e-5,
@@ -35,7 +33,8 @@ import numpy as np
 from scipy import optimize, special
 
 from tacit._arrays import Flags, Floats
-from tacit._check import in_open_unit, positive, whole
+from tacit._bisection import bisected
+from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.accounting import gaussian_delta
 
 Scores = Sequence[float] | np.ndarray
@@ -116,7 +115,7 @@ def one_run_gaussian(
 
     The bound must allow for mechanisms that rarely leak, but then leak all canaries at once. No
     such bound can be much tighter (`ceiling` in `benchmarks/audit_bounds.py`). If scores are
-    independent, as those of Dirac canaries are, use `gaussian_threshold_test`, which is tighter.
+    independent, as those of Dirac canaries are, use `noise_bound`, which is tighter.
     """
     return _Audit("f-DP", delta, confidence).bound(scores, is_member, guesses, expected_epsilon)
 
@@ -143,8 +142,7 @@ def plan_guesses(
     n = whole(n_canaries=n_canaries, least=2)
     positive(epsilon=epsilon)
     in_open_unit(confidence=confidence)
-    if method not in ("one run", "f-DP"):
-        raise ValueError(f"method must be 'one run' or 'f-DP', got {method!r}.")
+    one_of(("one run", "f-DP"), method=method)
     if delta == 0:
         # Beyond both centers every guess is as good as pure DP allows; between them it is worse.
         return max(1, round(n * (1 + np.exp(-epsilon)) / 2))
@@ -281,11 +279,7 @@ def largest(is_below: Callable[[float], bool], *, at_least: float = 0.0) -> floa
         low, step = low + step, 2 * step
         if low > 1e4:
             return low
-    high = low + step
-    while high - low > 1e-6 * max(1.0, high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return low
+    return bisected(lambda x: not is_below(x), low, low + step, absolute=1e-6, relative=1e-6)[0]
 
 
 @dataclass(frozen=True)
@@ -376,9 +370,7 @@ def _candidates(guesses: int | str | None, n: int) -> list[int]:
         return list_of_guesses(n)
     if isinstance(guesses, str):
         raise ValueError(f"guesses must be a number, 'split' or 'bonferroni', got {guesses!r}.")
-    if whole(guesses=guesses, least=1) > n:
-        raise ValueError(f"guesses must be at most {n}, got {guesses}.")
-    return [guesses]
+    return [whole(guesses=guesses, least=1, at_most=n)]
 
 
 def _finer_and_finer(n: int) -> list[int]:

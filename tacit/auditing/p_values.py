@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special, stats
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit
+from tacit._check import in_closed_unit, in_open_unit
 
 IMPOSSIBLE = 0.0
 """P-value of an outcome that a mechanism as billed cannot have."""
@@ -33,8 +33,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         # A NaN would never be flagged, so it must not get this far.
-        if not 0 <= self.p_value <= 1:
-            raise ValueError(f"p_value must be in [0, 1], got {self.p_value}.")
+        in_closed_unit(p_value=self.p_value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tacit._arrays import Floats
+from tacit._check import one_of
 from tacit.events import BandedGaussian, Event
 from tacit.ledger import Budget, Ledger
 from tacit.sampling import Stream
@@ -47,8 +48,7 @@ class TrainingSetup:
     how: How = "step"
 
     def __post_init__(self) -> None:
-        if self.how not in ("step", "backward", "resumed"):
-            raise ValueError(f"how must be 'step', 'backward' or 'resumed', got {self.how!r}.")
+        one_of(("step", "backward", "resumed"), how=self.how)
 
     def run(self, model: Any, **changes: Any) -> Any:  # Any: a run of `make_private`
         """Return a run on `model` with the settings, changed as said. Its parameters do not move.

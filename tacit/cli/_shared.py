@@ -322,7 +322,7 @@ def write_page(folder: Path) -> Path | None:
     try:
         return report.write_page(folder)
     except ModuleNotFoundError as missing:
-        typer.echo(f"no page: install 'tacit[report]' for {missing.name}.", err=True)
+        typer.echo(f"no page: install 'tacit-dp[report]' for {missing.name}.", err=True)
         return None
 
 

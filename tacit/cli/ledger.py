@@ -1,4 +1,4 @@
-"""`tacit ledger create|show|verify|export|page|move|grant|witness`: make, read and move a ledger.
+"""`tacit ledger create|show|verify|export|page|move|grant`: make, read and move a ledger.
 
 Exit codes: 0 done; 1 `verify` found the file damaged; 2 another error.
 """
@@ -15,7 +15,7 @@ from tacit._untrusted import printable
 from tacit.cli._shared import AsJson, print_json, round_down, round_up
 from tacit.errors import LedgerError, WeakGuarantee
 from tacit.events import Relation
-from tacit.ledger import Budget, Entry, Epsilons, Ledger, Remaining, connect, move, serve
+from tacit.ledger import Budget, Entry, Epsilons, Ledger, Remaining, connect, move
 
 app = typer.Typer(
     add_completion=False,
@@ -202,18 +202,6 @@ def grant(
         ledger.grant(role, spend=spend)
     text = f"{role} may {'spend from' if spend else 'read'} {file}"
     _tell({"role": role, "may_spend": spend}, text, as_json)
-
-
-@app.command(epilog="Example: tacit ledger witness /srv/witness --host 10.0.0.5 --port 8100")
-def witness(
-    folder: Annotated[Path, typer.Argument(help="Where to keep the marks.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8100,
-) -> None:
-    """Serve witnesses until interrupted; a ledger uses http://HOST:PORT/NAME as its witness."""
-    server = serve(folder, host=host, port=port)
-    typer.echo(f"serving witnesses in {folder} at http://{host}:{server.server_port}/NAME")
-    server.serve_forever()
 
 
 def _tell(found: dict[str, object], text: str, as_json: bool) -> None:

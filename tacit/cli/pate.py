@@ -41,10 +41,6 @@ def pate(
     laplace: Annotated[
         bool, typer.Option("--laplace", help="Use Laplace noise, as published in 2017.")
     ] = False,
-    sanitized: Annotated[
-        bool,
-        typer.Option("--sanitized", help="Also publish, with noise, the cost for these data."),
-    ] = False,
     epsilon: Annotated[
         float | None,
         typer.Option(help="Budget: chooses the noise, unless --noise or --threshold do."),
@@ -95,7 +91,6 @@ def pate(
             "answers.threshold": threshold,
             "answers.threshold_noise": threshold_noise,
             "answers.mechanism": "laplace" if laplace else None,
-            "answers.sanitized": sanitized or None,
             "run.seed": seed,
         }
     )
@@ -120,8 +115,6 @@ def pate(
         f"epsilon = {shared.round_up(facts.epsilon)} at delta = {facts.delta:g}, {facts.relation}; "
         f"{answered} by {plan.teachers.count} teachers of {facts.n_records:,} {facts.unit}s"
     )
-    if (published := utility.others.get("sanitized epsilon")) is not None:
-        typer.echo(f"cost for these data, with noise: epsilon = {shared.round_up(published)}")
     if facts.epsilon > _LARGE:
         typer.secho(
             "This epsilon is large, so it promises little. Few records allow few teachers, and "

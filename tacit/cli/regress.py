@@ -21,7 +21,7 @@ def regress(
     method: Annotated[
         str,
         typer.Option(
-            help="auto. Linear: functional, adassp, gradient. Logistic: gradient, descent, sgd, "
+            help="auto. Linear: functional, adassp, gradient. Logistic: gradient, descent, "
             "objective. Wide tables: frank-wolfe."
         ),
     ] = "auto",

@@ -25,9 +25,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         held_out,
         held_out_by_content,
         read_cell_chunks,
-        read_chunks,
         read_columns,
-        read_features,
         read_rows,
         read_table,
         take_rows,
@@ -60,9 +58,7 @@ __all__ = [
     "load",
     "mnist",
     "read_cell_chunks",
-    "read_chunks",
     "read_columns",
-    "read_features",
     "read_idx",
     "read_rows",
     "read_table",
@@ -73,8 +69,7 @@ __all__ = [
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
     "as_dataset column_names count_rows frame_chunks held_out held_out_by_content "
-    "read_cell_chunks read_chunks read_columns read_features read_rows read_table take_rows "
-    "with_target"
+    "read_cell_chunks read_columns read_rows read_table take_rows with_target"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tacit._check import did_you_mean, known_key
 from tacit.datasets.columns import MISSING_MARKS, CellRules
-from tacit.datasets.declaration import did_you_mean, known_key
 
 FIELDS = "(number of fields)"
 """Name under which lines with a wrong number of fields are counted."""

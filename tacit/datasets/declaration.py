@@ -18,11 +18,11 @@ missing = "none"
 separator = ";"
 """
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from tacit._check import did_you_mean, known_key
 from tacit.datasets.columns import TYPES, Column
 
 LARGEST_FILE = 1 << 20  # bytes of a schema file; one with more is no schema
@@ -95,20 +95,6 @@ def column_of(name: str, given: object) -> Column:
     if not isinstance(given, Mapping):
         raise ValueError(f"column {name!r} has no declaration that can be read. {HOW}")
     return Column(name=name, **{key: _value(name, key, v) for key, v in given.items()})
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known word that is closest to `given`, or ""."""
-    close = difflib.get_close_matches(given, list(known), 1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def known_key(where: str, key: object, known: Sequence[str]) -> str:
-    """Return `key`, or raise an error that lists the known keys and names the closest one."""
-    if key not in known:
-        advice = did_you_mean(str(key), known) or f" It has {', '.join(known)}."
-        raise ValueError(f"{where} has no {_short(key)}.{advice}")
-    return str(key)
 
 
 def _type_of(name: str, word: str) -> str:

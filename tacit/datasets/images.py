@@ -10,7 +10,6 @@ import json
 import math
 import os
 import struct
-import tempfile
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tacit._whole_file import write_whole
 from tacit.datasets.dataset import Dataset
 
 _FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -237,6 +237,4 @@ def _download(name: str, cache: Path) -> None:
             ) from None
         if hashlib.sha256(content).hexdigest() != expected:
             raise ValueError(f"{address} sent a file with another checksum; it was discarded.")
-        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(cache / f"{file}-ubyte.gz")  # a reader finds the whole file or none
+        write_whole(cache / f"{file}-ubyte.gz", content)

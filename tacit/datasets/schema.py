@@ -16,14 +16,13 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
 from tacit._arrays import Flags
+from tacit._check import did_you_mean, known_key
 from tacit.datasets.columns import CellRules, Cells, Column, Singles
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.declaration import (
     LARGEST_FILE,
     SourceLines,
     column_of,
-    did_you_mean,
-    known_key,
     parse_toml,
 )
 from tacit.datasets.frames import as_frame, checked_array, frame_cells

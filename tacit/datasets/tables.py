@@ -50,11 +50,6 @@ def read_rows(
     return take_rows(rows, _some_of_each(rows.persons, path, records_per_person))
 
 
-def read_features(path: str | Path, schema: Schema) -> np.ndarray:
-    """Return the encoded features of a table that needs no target, to predict from. Private."""
-    return read_rows(path, schema, training=False).x
-
-
 def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     """Return the declared columns of a table as `Column.plain` reads them. Private.
 
@@ -73,22 +68,6 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
         return found
     kept = _first_of_each(found[person.name], path)
     return {name: [values[k] for k in kept] for name, values in found.items()}
-
-
-def read_chunks(
-    path: str | Path, schema: Schema, *, rows: int = _ROWS
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded.
-
-    Rows without a target are left out.
-    """
-    schema.target_column  # noqa: B018  # raises if there is none
-    if schema.unit == "person":
-        raise ValueError("a table with a column of type person is read whole: see read_rows.")
-    for cells in read_cell_chunks(Path(path), schema, schema.needed, rows=rows):
-        found = schema.encode_rows(cells)
-        assert found.y is not None  # the schema has a target
-        yield found.x[found.has_target], found.y[found.has_target]
 
 
 def frame_chunks(

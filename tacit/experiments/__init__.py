@@ -87,7 +87,7 @@ from tacit.experiments.text_settings import (
     SampleSettings,
     TextSettings,
 )
-from tacit.experiments.training_touches import training_touches
+from tacit.experiments.training_touches import step_touches
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -188,6 +188,7 @@ __all__ = [
     "seal_of",
     "shipped",
     "spend_all_on_votes",
+    "step_touches",
     "study_frank_wolfe",
     "study_functional",
     "study_logit",
@@ -195,7 +196,6 @@ __all__ = [
     "sweep",
     "sweep_pate",
     "train",
-    "training_touches",
     "tune",
     "users_of",
     "versions",

@@ -242,8 +242,7 @@ def attack_answers(recipe: Recipe, n_queries: int, *, n_canaries: int, rng: Seed
 
     Each canary is a simulated run of `n_queries` queries. A fair coin decides whether its record
     moves one vote in every query. The score adds up the log-likelihood ratio of each outcome (an
-    answer, or no answer). `Attack.event` is the event of the answers; a published sanitized cost is
-    not attacked.
+    answer, or no answer). `Attack.event` is the event of the answers.
     """
     n_teachers, most = recipe.teachers.count, recipe.answers.most or n_queries
     aggregator, random = recipe.answers.aggregator(n_teachers), generator(rng)

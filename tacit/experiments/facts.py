@@ -18,13 +18,13 @@ import numpy as np
 
 import tacit
 from tacit import accounting
+from tacit._untrusted import printable
 from tacit.errors import NotCertified
 from tacit.events import Event, Relation, from_dict
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
 
 FACTS_VERSION = 2
-READABLE = (1, 2)  # facts of version 1 lack the fields from `files` on: nothing vouches for them
 ADVERSARY = (
     "sees everything that is listed as released, and knows this program, its settings and all "
     "other records. It does not see the lots, the key of the noise, the secret folder of the run, "
@@ -226,14 +226,17 @@ class Facts:
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> "Facts":
         """Return the facts that `to_dict` wrote; raise `ValueError` if `data` is malformed."""
-        if not isinstance(data, Mapping) or data.get("version") not in READABLE:
-            raise ValueError(f"facts must be of a version in {READABLE}.")
+        if not isinstance(data, Mapping) or data.get("version") != FACTS_VERSION:
+            stated = data.get("version") if isinstance(data, Mapping) else None
+            raise ValueError(
+                f"facts must be of format {FACTS_VERSION}, got {printable(repr(stated))}: use the "
+                "tacit they were made with."
+            )
         try:
             utility = dict(data["utility"])
             for side in ("private", "non_private"):
                 utility[side] = tuple(SeedValue(**one) for one in utility[side])
-            intervals = utility.get("intervals", {})
-            utility["intervals"] = {name: tuple(ends) for name, ends in intervals.items()}
+            utility["intervals"] = {n: tuple(ends) for n, ends in utility["intervals"].items()}
             given = {
                 "utility": Utility(**utility),
                 "touches": tuple(Touch(**touch) for touch in data["touches"]),
@@ -300,8 +303,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
         ledger_state=ledger_state(ledger, delta=facts.delta, head=head, own=_own(ledger, folder)),
         version=FACTS_VERSION,
     )
-    sealed = ledger.seal(json.dumps(seal_of(facts), sort_keys=True))
-    return replace(facts, ledger_head=sealed or head)
+    return replace(facts, ledger_head=ledger.seal(json.dumps(seal_of(facts), sort_keys=True)))
 
 
 def seal_of(facts: Facts | Mapping[str, Json]) -> dict[str, Json]:

@@ -8,7 +8,6 @@ for.
 import hashlib
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tacit._whole_file import whole_file
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
 from tacit.experiments.recipe import FeatureSettings
@@ -368,19 +368,6 @@ def _scattered(
 
     transform.fill(features, images, done)
     if path is not None:
-        _write_array(path, features)
+        with whole_file(path) as stream:  # that only the user may read: features are private
+            np.save(stream, features)
     return features
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    """Write an array that only the user may read; whoever reads it finds the whole file or none."""
-    handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.save(stream, array)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise

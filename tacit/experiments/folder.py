@@ -35,8 +35,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tacit._file_lock import lock
-from tacit._replaced_file import PARTIAL, replaced
 from tacit._untrusted import parse_json, read_json, read_text
+from tacit._whole_file import PARTIAL, write_whole
 from tacit.errors import LedgerError
 from tacit.events import Relation
 from tacit.experiments.facts import (
@@ -294,16 +294,6 @@ def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:
             f"tacit ledger create {path} --epsilon NUMBER --delta NUMBER"
         )
     return Ledger(path, relation=relation)
-
-
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Replace the file `path` by `content` in one step, so that no reader sees half of it.
-
-    The content is written to a file beside `path`, synced to disk, and renamed to `path`.
-    """
-    with replaced(path, mode=mode) as stream:
-        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
-    return path
 
 
 def _wait_for_lock(handle: int, deadline: float) -> None:

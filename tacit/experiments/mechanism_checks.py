@@ -109,7 +109,7 @@ def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> 
     if method == "objective":
         raise ValueError(
             "objective perturbation cannot be audited: its noise is inside an optimization, which "
-            "no mechanism releases. Choose method gradient or sgd."
+            "no mechanism releases. Choose method gradient."
         )
     random, n_classes = generator(rng), schema.n_classes
     options: dict[str, Any] = {  # Any: settings of several types

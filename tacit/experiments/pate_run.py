@@ -47,7 +47,6 @@ from tacit.pate import (
     OverlapWarning,
     PATEClassifier,
     Progress,
-    Sanitizer,
     SpreadStudent,
     character_features,
     spend_budget,
@@ -246,7 +245,6 @@ def _classifier(
         max_answers=answers.most,
         classes=range(dataset.n_classes or 0),
         ledger=ledger,
-        sanitizer=Sanitizer() if answers.sanitized else None,
         folder=run.path,
         n_jobs=teachers.jobs,
         progress=progress,
@@ -299,9 +297,6 @@ def _facts(
     event = Sequence((*checked, answers)) if checked else answers
     claim = claim_fields(recipe, dataset.name, dataset.n_records, model.ledger_, event)
     count = recipe.teachers.count
-    others = {"answered": float(model.n_answered_)}
-    if model.sanitized_cost_ is not None:
-        others["sanitized epsilon"] = model.sanitized_cost_.epsilon(delta=claim["delta"])
     votes = "teachers on disjoint random parts, seen through their noisy votes alone"
     alone = "features of each image alone, components from public inputs"
     accuracy = model.score(split.test, split.truth)
@@ -335,7 +330,7 @@ def _facts(
             metric="accuracy",
             private=(SeedValue(seed=recipe.run.seed, value=accuracy),),
             majority=majority_share(split.truth),
-            others=others,
+            others={"answered": float(model.n_answered_)},
             n_test=len(split.truth),
         ),
         model_file=STUDENT,
@@ -350,5 +345,4 @@ def _claim(recipe: Recipe, model: PATEClassifier, n_public: int) -> Event:
     planned query of the `n_public` public inputs.
     """
     has_check = recipe.answers.threshold is not None
-    event = model.plan_event(n_public) if has_check else model.event_
-    return event if model.sanitizer is None else Sequence((event, model.sanitizer.event))
+    return model.plan_event(n_public) if has_check else model.event_

@@ -105,7 +105,7 @@ def _interval(
     if stored is None or stored["residual_std"] is None:
         raise ValueError(
             f"the model in {run.path} has no intervals. Fit it with tacit regress, a delta above 0 "
-            "and --method auto or gradient; models of earlier versions must be fitted again."
+            "and --method auto or gradient."
         )
     inference = Inference(
         names=("intercept", *content["features"]),

@@ -32,19 +32,20 @@ from typing import Any, Self
 import tomli_w
 
 from tacit import _untrusted
-from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
+from tacit._check import in_closed_unit, in_open_unit, non_negative, one_of, positive, whole
 from tacit.events import Event, Relation
 from tacit.experiments.layer_table import MOST_LAYERS, require_trusted
-from tacit.experiments.settings import RecipeSection as _Settings
-from tacit.experiments.settings import Value
-from tacit.experiments.settings import at_least_one as _at_least_one
-from tacit.experiments.settings import below_one as _below_one
-from tacit.experiments.settings import cast as _cast
-from tacit.experiments.settings import choice as _choice
-from tacit.experiments.settings import from_table as _section
-from tacit.experiments.settings import number_of_bands as _number_of_bands
-from tacit.experiments.settings import one_of as _one_of
-from tacit.experiments.settings import setting as _setting
+from tacit.experiments.settings import (
+    RecipeSection,
+    Value,
+    at_least_one,
+    below_one,
+    cast,
+    choice,
+    from_table,
+    number_of_bands,
+    setting,
+)
 from tacit.experiments.text_settings import (
     CanarySettings,
     FinetuneSettings,
@@ -80,37 +81,37 @@ _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PA
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(_Settings, section="data"):
+class DataSettings(RecipeSection, section="data"):
     """Section [data]: the records to learn from."""
 
-    name: str = _choice("digits", "mnist", "fashion-mnist", "cifar10", "table")
+    name: str = choice("digits", "mnist", "fashion-mnist", "cifar10", "table")
     path: str = ""
     """Folder of the images, or the table's file; relative to --data or TACIT_DATA."""
     is_public: bool | None = None
     """Whether the records are public, so that a twin may be trained on them without privacy and
     attacks may be shown. Default: False for a table, True for a published data set."""
-    test_share: float = _setting(0.2, in_open_unit)
+    test_share: float = setting(0.2, in_open_unit)
     """Share of a table's rows that is held out to measure the model."""
     public_test: str = ""
     """Table that is declared public, to measure the model exactly; nothing is then held out."""
-    evaluation: str = _choice("paid", "none")
+    evaluation: str = choice("paid", "none")
     """How a private table measures the model: with noise, paid for, or not at all."""
-    evaluation_share: float = _setting(0.1, in_open_unit)
+    evaluation_share: float = setting(0.1, in_open_unit)
     """Share of epsilon that the paid evaluation spends."""
-    check_share: float = _setting(0.05, _below_one)
+    check_share: float = setting(0.05, below_one)
     """Share of epsilon that the check of a private table by its schema spends; 0 for no check."""
-    most_outside: float = _setting(MOST_OUTSIDE, in_open_unit)
+    most_outside: float = setting(MOST_OUTSIDE, in_open_unit)
     """Largest share of values of a column that the schema may fail to describe."""
     public_sample: str = ""
     """Table of the same form that is declared public: the check is then made on it, for free."""
     split_seed: int = 0
-    validation_share: float = _setting(0.0, _below_one)
+    validation_share: float = setting(0.0, below_one)
     """For tuning: measure on this share of the training records instead of the test split."""
     schema: dict[str, Value] = field(default_factory=dict)
     """Declared columns of a table; see `tacit.datasets.Schema`."""
-    records_per_person: int = _setting(1, _at_least_one)
+    records_per_person: int = setting(1, at_least_one)
     """Most records of each person that are used, if the schema has a column of type person."""
-    sampled: str = _choice("persons", "records")
+    sampled: str = choice("persons", "records")
     """What lots are random samples of, if persons have several records; see docs/users.md."""
 
     def __post_init__(self) -> None:
@@ -130,47 +131,47 @@ class DataSettings(_Settings, section="data"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureSettings(_Settings, section="features"):
+class FeatureSettings(RecipeSection, section="features"):
     """Section [features]: how a record is transformed before the model sees it."""
 
-    kind: str = _choice("none", "scattering", "pca", "projection")
+    kind: str = choice("none", "scattering", "pca", "projection")
     """pca is paid for; scattering and projection (random) are free."""
-    scales: int = _setting(2, _at_least_one)
-    angles: int = _setting(8, _at_least_one)
-    pool: int = _setting(1, _at_least_one)
+    scales: int = setting(2, at_least_one)
+    angles: int = setting(8, at_least_one)
+    pool: int = setting(1, at_least_one)
     """Average scattering over squares with this many positions on a side; free."""
-    log_scale: float = _setting(0.0, non_negative)
+    log_scale: float = setting(0.0, non_negative)
     """Compress scattering to log(1 + x / log_scale) / log(1 + 1 / log_scale); 0 for none. Free."""
-    groups: int = _setting(27, whole)
+    groups: int = setting(27, whole)
     """Channel groups in which the scattering of each image is standardized; 0 for none."""
     contrast: bool = False
     """Also standardize the channels at each position of the image; free."""
-    even_noise_multiplier: float = _setting(0.0, non_negative)
+    even_noise_multiplier: float = setting(0.0, non_negative)
     """Noise of the one release that shortens the main directions of the scattering; 0 for none."""
-    even: int = _setting(300, _at_least_one)
+    even: int = setting(300, at_least_one)
     """Number of coarsest scattering frequencies among which those directions are sought."""
-    components: int = _setting(60, _at_least_one)
+    components: int = setting(60, at_least_one)
     """Number of dimensions that pca and projection keep."""
-    noise_multiplier: float = _setting(16.0, positive)
+    noise_multiplier: float = setting(16.0, positive)
     """Noise of the one release of the private PCA."""
-    whiten: float = _setting(0.0, in_closed_unit)
+    whiten: float = setting(0.0, in_closed_unit)
     """How far the PCA scales its components to equal size, from 0 (not at all) to 1 (fully)."""
-    mean_noise_multiplier: float = _setting(0.0, non_negative)
+    mean_noise_multiplier: float = setting(0.0, non_negative)
     """Noise of the one release of the mean, which centers the records; 0 for no centering."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(_Settings, section="model"):
+class ModelSettings(RecipeSection, section="model"):
     """Section [model]: the architecture that is trained."""
 
-    kind: str = _choice("linear", "mlp", "cnn", "wide-resnet", "module")
+    kind: str = choice("linear", "mlp", "cnn", "wide-resnet", "module")
     """module is a layer of torch.nn, or an nn.Module whose code the reader of the recipe trusts."""
     hidden: tuple[int, ...] = (1000,)
-    activation: str = _choice("relu", "tanh")
+    activation: str = choice("relu", "tanh")
     """tanh is bounded, which keeps gradients small."""
     channels: tuple[int, ...] = (16, 32)
-    depth: int = _setting(16, _at_least_one)
-    width: int = _setting(4, _at_least_one)
+    depth: int = setting(16, at_least_one)
+    width: int = setting(4, at_least_one)
     """Of a wide-resnet: layers with weights, and channels as a multiple of 16, 32 and 64."""
     module: str = ""
     """For kind module: "torch.nn:Name" (see `layer_table`), or "package.module:Name"."""
@@ -180,7 +181,7 @@ class ModelSettings(_Settings, section="model"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for width in (*self.hidden, *self.channels):
-            _at_least_one(**{"model.hidden and model.channels": width})
+            at_least_one(**{"model.hidden and model.channels": width})
         if max(len(self.hidden) + len(self.channels), self.depth, self.width) > MOST_LAYERS:
             raise ValueError(f"a model may have {MOST_LAYERS:,} layers, and that width.")
         if (self.kind == "module") != bool(self.module):
@@ -188,36 +189,36 @@ class ModelSettings(_Settings, section="model"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(_Settings, section="training"):
+class TrainingSettings(RecipeSection, section="training"):
     """Section [training]: the steps of DP-SGD. Together with [privacy] it fixes the guarantee."""
 
-    batch_size: int | None = _setting(None, _at_least_one)
+    batch_size: int | None = setting(None, at_least_one)
     """Expected number of records in a lot; default about an eighth of the records."""
-    epochs: float = _setting(30.0, positive)
-    clip_norm: float = _setting(1.0, positive)
-    learning_rate: float = _setting(0.5, positive)
-    learning_rate_end: float | None = _setting(None, positive)
+    epochs: float = setting(30.0, positive)
+    clip_norm: float = setting(1.0, positive)
+    learning_rate: float = setting(0.5, positive)
+    learning_rate_end: float | None = setting(None, positive)
     """Reached linearly after `decay_epochs`, then constant; default `learning_rate`."""
-    decay_epochs: float | None = _setting(None, positive)
+    decay_epochs: float | None = setting(None, positive)
     """Default the whole run."""
-    momentum: float = _setting(0.9, _below_one)
-    views: int | None = _setting(None, _at_least_one)
+    momentum: float = setting(0.9, below_one)
+    views: int | None = setting(None, at_least_one)
     """Random shifts and mirror images that a step averages before clipping; default 1. Free."""
-    optimizer: str = _choice("sgd", "adam")
+    optimizer: str = choice("sgd", "adam")
     """adam corrects its second moment for the noise."""
-    average: float = _setting(0.9, _below_one)
+    average: float = setting(0.9, below_one)
     """Decay of the running mean of the weights, which is released; 0 releases the last weights."""
-    shrink: int = _setting(1, _at_least_one)
+    shrink: int = setting(1, at_least_one)
     """For cheap tuning on public data: divide lot and noise by this number and keep the number of
     steps. What a step learns depends on lot / noise (Sander, Stock & Sablayrolles 2023,
     arXiv:2210.03403). The run costs far more than its epsilon, and its facts state that price."""
-    bands: int | str | None = _setting(None, _number_of_bands)
+    bands: int | str | None = setting(None, number_of_bands)
     """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
     running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
     of the last quarter of the steps. See docs/correlated-noise.md."""
-    loss_upper: float | None = _setting(None, positive)
+    loss_upper: float | None = setting(None, positive)
     """Release a noisy training loss, clipped to this value; see docs/callbacks.md. Default none."""
-    max_microbatch: int | None = _setting(None, _at_least_one)
+    max_microbatch: int | None = setting(None, at_least_one)
     """Most rows on the device at once; default chosen from the available memory."""
 
     @property
@@ -239,24 +240,24 @@ class TrainingSettings(_Settings, section="training"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherSettings(_Settings, section="teachers"):
+class TeacherSettings(RecipeSection, section="teachers"):
     """Section [teachers] of PATE: the models whose votes label the public inputs."""
 
-    count: int = _setting(50, _at_least_one)
-    width: float = _setting(0.85, positive)
-    ridge: float = _setting(0.03, positive)
+    count: int = setting(50, at_least_one)
+    width: float = setting(0.85, positive)
+    ridge: float = setting(0.03, positive)
     jobs: int | None = field(default=None, compare=False)
     """Teachers trained at the same time. Recipes that differ only in this setting are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSettings(_Settings, section="answers"):
+class AnswerSettings(RecipeSection, section="answers"):
     """Section [answers] of PATE: the queries and the noise on the vote counts."""
 
-    queries: int = _setting(40, _at_least_one)
-    public_share: float = _setting(2 / 3, in_open_unit)
+    queries: int = setting(40, at_least_one)
+    public_share: float = setting(2 / 3, in_open_unit)
     """Share of the test split whose inputs the student may query; the rest measures the student."""
-    mechanism: str = _choice("gaussian", "laplace")
+    mechanism: str = choice("gaussian", "laplace")
     """GNMax or LNMax."""
     noise: float | None = None
     """Standard deviation (or Laplace scale) in votes; default a fifth of the teachers."""
@@ -265,15 +266,13 @@ class AnswerSettings(_Settings, section="answers"):
     threshold_noise: float | None = None
     most: int | None = None
     """Stop after this many answers; with a threshold, this limit bounds the claimed cost."""
-    sanitized: bool = False
-    """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.threshold is None) != (self.threshold_noise is None):
             raise ValueError("answers.threshold and answers.threshold_noise go together.")
-        if self.mechanism == "laplace" and (self.sanitized or self.threshold is not None):
-            raise ValueError("answers.threshold and answers.sanitized need gaussian noise.")
+        if self.mechanism == "laplace" and self.threshold is not None:
+            raise ValueError("answers.threshold needs gaussian noise.")
 
     def aggregator(self, n_teachers: int) -> Aggregator:
         """Return the aggregator that these settings describe."""
@@ -288,26 +287,33 @@ class AnswerSettings(_Settings, section="answers"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegressionSettings(_Settings, section="regression"):
+class RegressionSettings(RecipeSection, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
-    method: str = _choice(
-        "auto", "functional", "adassp", "gradient", "sgd", "descent", "objective", "frank-wolfe"
+    method: str = choice(
+        "auto", "functional", "adassp", "gradient", "descent", "objective", "frank-wolfe"
     )
-    """Linear: functional, adassp or gradient. Logistic: gradient, descent, sgd or objective.
+    """Linear: functional, adassp or gradient. Logistic: gradient, descent or objective.
     frank-wolfe is for wide tables, and fits a number or two classes."""
-    radius: float | None = _setting(None, positive)
+    radius: float | None = setting(None, positive)
     """Of frank-wolfe: largest sum of absolute scaled coefficients; default by the budget."""
+
+    def __post_init__(self) -> None:
+        if self.method == "sgd":
+            raise ValueError(
+                "regression.method 'sgd' is gone: write 'gradient', or 'descent' for a wide table."
+            )
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummarySettings(_Settings, section="summary"):
+class SummarySettings(RecipeSection, section="summary"):
     """Section [summary]: the statistics of a table."""
 
     quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
-    about: str = _choice("population", "records")
+    about: str = choice("population", "records")
     """What the intervals of means, deviations, quantiles and shares are about."""
-    confidence: float = _setting(0.95, in_open_unit)
+    confidence: float = setting(0.95, in_open_unit)
     """Confidence of each interval."""
 
     def __post_init__(self) -> None:
@@ -317,32 +323,32 @@ class SummarySettings(_Settings, section="summary"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferSettings(_Settings, section="transfer"):
+class TransferSettings(RecipeSection, section="transfer"):
     """Section [transfer]: related tables that help to fit a linear model of the table."""
 
     sources: tuple[str, ...] = ()
     """Files of the related tables, found like `data.path`."""
-    h: float | None = _setting(None, non_negative)
+    h: float | None = setting(None, non_negative)
     """Declared distance of related tables' coefficients; default: they must be seen to help."""
-    q: int = _setting(2, partial(whole, least=1))
+    q: int = setting(2, partial(whole, least=1))
     """Norm of that distance and of the penalty: 1 or 2."""
-    penalty: float | None = _setting(None, non_negative)
+    penalty: float | None = setting(None, non_negative)
     """lambda: price of coefficients that differ from related tables'; default by the noise."""
     overlapping: bool = False
     """Whether a person may be in several files, so that their costs add up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacySettings(_Settings, section="privacy"):
+class PrivacySettings(RecipeSection, section="privacy"):
     """Section [privacy]: the budget and the terms of the guarantee."""
 
-    epsilon: float | None = _setting(None, positive)
+    epsilon: float | None = setting(None, positive)
     """DP-SGD calibrates its noise to this value, by default 3. PATE stops answering before it is
     passed, by default never."""
-    delta: float | None = _setting(None, _below_one)
+    delta: float | None = setting(None, below_one)
     """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller. A regression or summary also
     takes 0, for pure differential privacy."""
-    relation: str = _choice(*map(str, Relation))
+    relation: str = choice(*map(str, Relation))
     unit: str = "record"
     ledger: str = ""
     """Ledger file of the data set; default a ledger in the run folder."""
@@ -356,24 +362,24 @@ class PrivacySettings(_Settings, section="privacy"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(_Settings, section="run"):
+class RunSettings(RecipeSection, section="run"):
     """Section [run]: device, randomness, twin, states for a replay. PATE reads the seed only."""
 
-    seed: int | None = _setting(None, whole)
+    seed: int | None = setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
-    device: str = _choice("cpu", "cuda")
+    device: str = choice("cpu", "cuda")
     """Where DP-SGD trains. On a GPU, steps are compiled and models compute in bfloat16."""
-    baseline_steps: int = _setting(3000, whole)
+    baseline_steps: int = setting(3000, whole)
     """Steps of the twin: the same model without clipping or noise. 0 for no twin."""
-    baseline_rate: float = _setting(3e-3, positive)
+    baseline_rate: float = setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
-    stretches: int | None = _setting(None, partial(whole, least=1))
+    stretches: int | None = setting(None, partial(whole, least=1))
     """Parts of a DP-SGD run that `tacit verify --replay` can compute again. Their states stay in
     secret/ with the key of the noise, and whoever has the key can subtract the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(_Settings, section="published"):
+class Published(RecipeSection, section="published"):
     """One accuracy that a paper reports for the same data, drawn in figures for comparison."""
 
     epsilon: float = field(metadata={"rule": positive})
@@ -420,7 +426,7 @@ class Recipe:
     """Published results to compare with; they change nothing about a run."""
 
     def __post_init__(self) -> None:
-        _one_of(method=self.method, allowed=tuple(_UNUSED))
+        one_of(tuple(_UNUSED), method=self.method)
         given = {k: v for k, v in asdict(self.privacy).items() if v is not None}
         privacy = PrivacySettings(**{**_DEFAULTS[self.method], **given})
         object.__setattr__(self, "privacy", privacy)
@@ -431,7 +437,7 @@ class Recipe:
                 raise ValueError("each [[at]] needs the epsilon it is for, as in epsilon = 1.0.")
             for section, settings in given.items():
                 if section in _ADJUSTED:
-                    _section(_ADJUSTED[section], settings, f"at.{section}")
+                    from_table(_ADJUSTED[section], settings, f"at.{section}")
                 elif section != "epsilon":
                     raise ValueError(f"[[at]] has epsilon, features and training, not {section!r}.")
 
@@ -472,7 +478,7 @@ class Recipe:
         for name in unused:
             if name in data:
                 raise ValueError(f'[{name}] cannot be used with method = "{data["method"]}".')
-        return _section(cls, data, "")
+        return from_table(cls, data, "")
 
     @classmethod
     def read(
@@ -536,7 +542,7 @@ class Recipe:
             given = [(point["epsilon"], point.get(part, {})) for point in points]
             hints = typing.get_type_hints(kind)
             chosen = {
-                name: _cast(
+                name: cast(
                     hints[name],
                     _interpolate([(e, s[name]) for e, s in given if name in s], epsilon),
                     f"at.{part}.{name}",

@@ -368,7 +368,7 @@ def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:
         loss = "squared" if is_number else "logistic"
         return FrankWolfe(loss=loss, radius=recipe.regression.radius, **target, **options)
     if is_number:
-        if method in ("sgd", "descent", "objective"):
+        if method in ("descent", "objective"):
             raise ValueError(f"method {method} needs a target with categories.")
         return LinearRegression(method=method, **target, **options)
     if method in ("functional", "adassp"):

@@ -5,7 +5,6 @@ field with its default and the rule of its values. `from_table` makes a section 
 unknown key raises an error that names the closest known one.
 """
 
-import difflib
 import reprlib
 import types
 import typing
@@ -14,7 +13,7 @@ from dataclasses import MISSING, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from tacit._check import whole
+from tacit._check import known_key, one_of, whole
 from tacit.mechanisms import MOST_BANDS
 
 T = TypeVar("T")
@@ -28,26 +27,13 @@ def below_one(**named: float) -> None:
         raise ValueError(f"{name} must be in [0, 1), got {value}.")
 
 
-def one_of(*, allowed: tuple[str, ...], **named: str) -> None:
-    """Raise unless the value of the named setting is in `allowed`; suggest the closest value."""
-    ((name, value),) = named.items()
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, 1)
-        advice = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}, got {reprlib.repr(value)}.{advice}"
-        )
-
-
 at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
 def number_of_bands(**named: int | str) -> None:
     """Raise unless the value of the named setting is "auto" or an allowed number of bands."""
     if list(named.values()) != ["auto"]:
-        value = whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
-        if value > MOST_BANDS:
-            raise ValueError(f"{', '.join(named)} must be at most {MOST_BANDS}, got {value}.")
+        whole(**named, least=1, at_most=MOST_BANDS)  # type: ignore[arg-type]  # it raises for text
 
 
 def setting(default: T, rule: Callable[..., object]) -> T:
@@ -57,7 +43,7 @@ def setting(default: T, rule: Callable[..., object]) -> T:
 
 def choice(default: str, *others: str) -> str:
     """Declare a setting that accepts only the given values; the first is the default."""
-    return setting(default, partial(one_of, allowed=(default, *others)))
+    return setting(default, partial(one_of, (default, *others)))
 
 
 class RecipeSection:
@@ -85,11 +71,7 @@ def from_table(kind: type, data: Mapping[str, Value], where: str) -> Any:
     hints = typing.get_type_hints(kind)
     known = [f.name for f in fields(kind)]
     for name in data:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-            shown = reprlib.repr(name)
-            raise ValueError(f"[{where or 'recipe'}] has no {shown}. {advice}")
+        known_key(f"[{where or 'recipe'}]", name, known)
     for f in fields(kind):
         if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
             raise ValueError(f"[{where}] needs {f.name!r}.")

@@ -60,7 +60,7 @@ def run_summary(
                 return run.finish(replace(facts, seconds=run.seconds), paying)
 
 
-class _Table(NamedTuple):
+class _SummarizedTable(NamedTuple):
     """The private table of a run. Any: columns and flags, or counts of them."""
 
     name: str
@@ -70,13 +70,15 @@ class _Table(NamedTuple):
     """Of all values; random where they are not here, so that no earlier attempt is repeated."""
 
 
-def _table_of(settings: DataSettings, schema: "Schema", root: str | Path | None) -> _Table:
+def _table_of(
+    settings: DataSettings, schema: "Schema", root: str | Path | None
+) -> _SummarizedTable:
     address, most = settings.path, sources.require_bound(schema, settings.records_per_person)
     if sources.is_database(address):
         with sources.open_table(address, schema) as opened:
             rows = opened.coded(schema, most)
             columns, flags = sources.tallies(rows, schema), sources.flag_counts(rows, schema)
-        return _Table(sources.name_of(address), columns, flags, os.urandom(32))
+        return _SummarizedTable(sources.name_of(address), columns, flags, os.urandom(32))
     if most > 1:
         raise ValueError(
             "data.records_per_person must be 1 for a file, of which one record of each person is "
@@ -85,7 +87,7 @@ def _table_of(settings: DataSettings, schema: "Schema", root: str | Path | None)
     path = data_of.locate(address, root)
     flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
     columns = datasets.read_columns(path, schema)
-    return _Table(path.name.split(".")[0], columns, flags, file_hash(path).encode())
+    return _SummarizedTable(path.name.split(".")[0], columns, flags, file_hash(path).encode())
 
 
 def _describe(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit import accounting
+from tacit._check import one_of
 from tacit._untrusted import read_json
 from tacit.datasets import Dataset
 from tacit.errors import NotCertified
@@ -190,8 +191,7 @@ def sweep_pate(
     `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file that
     pays for all runs.
     """
-    if setting not in VARIED:
-        raise ValueError(f"setting must be one of {', '.join(VARIED)}, got {setting!r}.")
+    one_of(VARIED, setting=setting)
     points = []
     for value, k in product(values, range(repeats)):
         number = value if setting == "noise" else int(value)

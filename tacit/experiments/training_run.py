@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tacit._replaced_file import replaced
+from tacit._whole_file import whole_file
 from tacit.datasets import Dataset
 from tacit.errors import BudgetExceeded, WeakGuarantee
 from tacit.events import Event, PureDP, Relation, Sequence
@@ -579,7 +579,7 @@ class Session:
 
 
 def _write(path: Path, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
-    with replaced(path, mode=0o600) as stream:
+    with whole_file(path, mode=0o600) as stream:
         torch.save(state, stream)
 
 

@@ -20,7 +20,7 @@ def touches(
     recipe: Recipe, dataset: Dataset, info: Mapping[str, Any], *, has_baseline: bool
 ) -> Iterator[Touch]:  # Any: numbers and lists of them
     """Yield a description of every use that the run makes of the data; `info` is of its steps."""
-    features, n_test = recipe.features, dataset.n_held_out
+    features = recipe.features
     by_record = {
         "none": "values scaled by declared bounds, record by record",
         "scattering": "fixed wavelets and statistics of one image at a time",
@@ -32,26 +32,20 @@ def touches(
     for name, summary in summaries_of(features, dataset.n_records).items():
         how = f"{_SUMMARIES[name]}, released once with {summary.event}"
         yield Touch(what="preprocessing", how=how, cost="paid", event=summary.event.to_dict())
-    yield from training_touches(info)
-    how = (
-        "none in this run: settings are those of the recipe; if they were chosen by looking at "
-        "these records, that is not in the bill"
-    )
-    yield Touch(what="model selection", how=how, cost="public")
-    yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
+    yield from step_touches("the recipe", info)
     if recipe.data.validation_share:
         how = "records held out of the training set, measured on without noise"
         yield Touch(what="evaluation", how=how, cost="not covered")
     elif dataset.is_test_public:
-        how = f"on {n_test:,} records of the test split"
+        how = f"on {dataset.n_held_out:,} records of the test split"
         yield Touch(what="evaluation", how=how, cost="public")
     if has_baseline:
         how = "a twin trained without noise, since the recipe says that the records are public"
         yield Touch(what="baseline", how=how, cost="not covered")
 
 
-def training_touches(info: Mapping[str, Any]) -> Iterator[Touch]:  # Any: as above
-    """Yield a description of the steps of a run with this `Private.info`."""
+def step_touches(settings_of: str, info: Mapping[str, Any]) -> Iterator[Touch]:  # Any: as above
+    """Yield how noisy steps use the data; their settings are those of `settings_of`."""
     how = "noisy sums of clipped gradients; the plan was paid before its first step"
     if reserve := info.get("reserve"):
         how += f": {info['steps']:,} steps, and {reserve:,} reserved for those that a crash loses"
@@ -59,6 +53,12 @@ def training_touches(info: Mapping[str, Any]) -> Iterator[Touch]:  # Any: as abo
     for repaid in info.get("repaid", ()):
         how = f"steps that were lost at a restart and taken again beyond the reserve: {repaid}"
         yield Touch(what="training", how=how, cost="paid")
+    how = (
+        f"none in this run: settings are those of {settings_of}; if they were chosen by looking at "
+        "these records, that is not in the bill"
+    )
+    yield Touch(what="model selection", how=how, cost="public")
+    yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
 
 
 def releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:

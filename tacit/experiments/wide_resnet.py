@@ -31,7 +31,7 @@ class WideResNet(nn.Module):
         for stage, channels in enumerate(_STAGES):
             for place in range((depth - 4) // 6):
                 stride = 2 if stage and not place else 1
-                blocks.append(_Block(inputs, channels * width, stride))
+                blocks.append(_ResidualBlock(inputs, channels * width, stride))
                 inputs = channels * width
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.GroupNorm(_GROUPS, inputs)
@@ -46,7 +46,7 @@ class WideResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two convolutions, each after a normalization and a ReLU, added to what came in."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

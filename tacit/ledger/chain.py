@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     key_check: str | None = None
     """HMAC of the id, which tells a wrong key from a damaged file; None if no key is used."""
     witness: str | None = None
-    """File or address of the witness; None if there is none."""
+    """File of the witness; None if there is none."""
 
 
 class LedgerRow(NamedTuple):
@@ -203,7 +203,9 @@ def chained(previous: str, row: LedgerRow, key: bytes | None = None) -> str:
 
 def genesis(settings: Settings, key: bytes | None = None) -> str:
     """Return the hash from which the chain of rows starts: that of the ledger's settings."""
-    is_plain = settings.key_check is None and settings.witness is None  # as in version 1
+    is_plain = (
+        settings.key_check is None and settings.witness is None
+    )  # then the hash leaves both out
     return _hash(json.dumps(settings[:6] if is_plain else settings), key)
 
 

@@ -37,11 +37,10 @@ from tacit.ledger.postgres_store import PostgresStore, has_server_key, server_ad
 from tacit.ledger.reserved_plan import Plan, steps_of
 from tacit.ledger.store import PAYMENTS, Store, has_key
 from tacit.ledger.verify import Verification, verify_store
-from tacit.ledger.witness import Witness, witness_at
+from tacit.ledger.witness import FileWitness
 
 _KEY_VARIABLE = "TACIT_LEDGER_KEY"
 _SHORTEST_KEY = 16  # bytes
-_OTHER_WITNESS = "an object of the program"  # stored for a witness that is no file or address
 
 
 class Epsilons(NamedTuple):
@@ -85,8 +84,8 @@ class Ledger:
         again. Default: the file that the environment variable TACIT_LEDGER_KEY names, for new
         ledgers and for those that have a key.
     witness
-        A file elsewhere, an http(s) address, or a `tacit.ledger.Witness`, which remembers the last
-        row. See `tacit.ledger.witness`. A new ledger stores the file or address.
+        A file elsewhere, which remembers the last row. See `tacit.ledger.witness`. A new ledger
+        stores the file's path.
 
     Notes
     -----
@@ -134,7 +133,7 @@ class Ledger:
         timeout: float = 60.0,
         read_only: bool = False,
         key: bytes | str | os.PathLike[str] | None = None,
-        witness: str | os.PathLike[str] | Witness | None = None,
+        witness: str | os.PathLike[str] | None = None,
     ) -> None:
         _require_type("a Budget or None", Budget | None, budget=budget)
         address = server_address(path)
@@ -142,7 +141,7 @@ class Ledger:
         if place and address and not place.is_file():
             place = None  # an address, and no pointer file with one
         secret, ledger_id = _secret(key, place, address), uuid4().hex
-        watcher = witness_at(witness) if isinstance(witness, str | os.PathLike) else witness
+        watcher = None if witness is None else FileWitness(witness)
         wanted = Settings(
             id=ledger_id,
             created=now(),
@@ -151,7 +150,7 @@ class Ledger:
             relation=str(Relation(relation or Relation.ADD_REMOVE)),
             unit=unit or "record",
             key_check=None if secret is None else key_check(ledger_id, secret),
-            witness=_place_of(watcher),
+            witness=None if watcher is None else str(watcher.path),
         )
         open_store = Store if address is None else functools.partial(PostgresStore, address)
         self._store = open_store(
@@ -279,15 +278,12 @@ class Ledger:
             rows = self._store.rows(f"{PAYMENTS} AND id <= ?", (self._row_of(head),))
             return [entry_of(row) for row in rows]
 
-    def seal(self, note: str) -> str | None:
+    def seal(self, note: str) -> str:
         """Append a row that costs nothing and holds `note`; return its hash.
 
-        A run seals the hashes of its results, so that the ledger vouches for them. A file of
-        version 1 cannot hold such a row: then nothing is written and None is returned.
+        A run seals the hashes of its results, so that the ledger vouches for them.
         """
         _require_type("a string", str, note=note)
-        if self._store.version < 2:
-            return None
         with self._store.transaction():
             return self._store.append(LedgerRow(kind="seal", note=note, steps=0)).hash
 
@@ -378,8 +374,7 @@ class Ledger:
         """Check the whole file: structure, hash chain, totals, prices, budget and witness.
 
         `head` is an earlier `Verification.head`, kept elsewhere: the ledger must continue from it.
-        Without `ask_witness`, neither the file nor the address that a stranger's ledger names as
-        its witness is opened.
+        Without `ask_witness`, the file that a stranger's ledger names as its witness is not opened.
         Raises `LedgerError` with the first fault. An unkeyed ledger that was forged whole, or put
         back to an older copy, passes unless `head` or a witness contradicts it.
         """
@@ -563,12 +558,7 @@ class Ledger:
         stored, store = self._store.settings.witness, self._store
         if stored is not None:
             self._require_same("witness", given, stored)
-            if store.witness is None:
-                if stored == _OTHER_WITNESS:
-                    if not store.read_only:
-                        raise LedgerError(f"{self.path} has a witness: pass it as witness=.")
-                    return
-                store.witness = witness_at(stored)
+            store.witness = FileWitness(stored)
         if not store.read_only:
             with store.reading():
                 store.check_witness()
@@ -683,11 +673,3 @@ def _secret(
 
 def _budget_of(settings: Settings) -> Budget | None:
     return None if settings.epsilon is None else Budget(settings.epsilon, settings.delta or 0.0)
-
-
-def _place_of(witness: Witness | None) -> str | None:
-    """Return the file or the address of a witness, as it is stored in a new ledger."""
-    if witness is None:
-        return None
-    place = getattr(witness, "path", None) or getattr(witness, "url", None)
-    return _OTHER_WITNESS if place is None else str(place)

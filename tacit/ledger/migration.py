@@ -34,8 +34,6 @@ def move(
         raise LedgerError(f"{target} exists already. Give a file that does not exist.")
     with Ledger(source, key=key) as ledger:
         store = ledger.store
-        if store.version < 2:
-            raise LedgerError(f"{source} has version 1 of the format, and cannot be moved.")
         with store.reading():
             gone = store.check().moved_to
         if gone not in ("", name):

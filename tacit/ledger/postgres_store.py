@@ -26,7 +26,7 @@ from urllib.parse import unquote
 
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Settings
-from tacit.ledger.store import VERSION, Store, create_witnessed, fill
+from tacit.ledger.store import VERSION, Store, create_witnessed, fill, wrong_format
 
 _SCHEMES = ("postgresql://", "postgres://")
 _POINTER = "tacit ledger on a server\n"
@@ -92,7 +92,7 @@ def without_password(address: str) -> str:
 
 def has_server_key(address: str) -> bool | None:
     """Return whether the ledger at `address` has a keyed chain; None if there is no ledger."""
-    session = _Session(address, 10.0)
+    session = _Connection(address, 10.0)
     try:
         if not session.has_tables():
             return None
@@ -113,17 +113,12 @@ class PostgresStore(Store):
         if pointer is None:
             self.path = _own_pointer(self.settings.id, address)
 
-    @property
-    def version(self) -> int:
-        """Version of the format of the tables."""
-        return self.connection.execute("SELECT version FROM format").fetchone()[0]
-
     def damage(self) -> str | None:
         """Return None: the server checks its tables itself."""
         return None
 
     def _require_tables(self, wanted: Settings) -> None:
-        session = _Session(self.address, self.timeout)
+        session = _Connection(self.address, self.timeout)
         try:
             if session.has_tables():
                 session.require_version()
@@ -141,8 +136,8 @@ class PostgresStore(Store):
         finally:
             session.close()
 
-    def _connected(self, path: Path) -> Any:  # noqa: ARG002  # Any: see `_Session`
-        return _Session(self.address, self.timeout)
+    def _connected(self, path: Path) -> Any:  # noqa: ARG002  # Any: see `_Connection`
+        return _Connection(self.address, self.timeout)
 
     def explain(self, error: Exception) -> str:
         """Return what an error of the server means; texts of the server may quote a note."""
@@ -168,7 +163,7 @@ class PostgresStore(Store):
         """Let a role of the server spend, or only read; raise unless we own the ledger."""
         sql: Any = import_module("psycopg.sql")
 
-        session: Any = self.connection  # Any: a `_Session`
+        session: Any = self.connection  # Any: a `_Connection`
         owned = "SELECT pg_has_role(tableowner, 'MEMBER') FROM pg_tables WHERE schemaname = %s"
         if session.run(owned, [ledger_name(self.address)]).fetchone() != (True,):
             raise LedgerError("only the role that owns a ledger may grant rights on it.")
@@ -186,7 +181,7 @@ class PostgresStore(Store):
             session.run(sql.SQL(verb).format(name, who))
 
 
-class _Session:
+class _Connection:
     """A connection to a server, with the part of the interface of sqlite3 that `Store` uses."""
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -243,10 +238,7 @@ class _Session:
         """Raise unless this tacit can use the tables."""
         (version,) = self.run("SELECT version FROM format").fetchone()
         if version != VERSION:
-            raise LedgerError(
-                f"the ledger {self._name} has version {version}, this tacit uses {VERSION}. "
-                "Use the tacit it was made with."
-            )
+            raise wrong_format(self._name, version)
 
     def create(self, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow] = ()) -> bool:
         """Create the ledger in one transaction; return False if there was one already."""
@@ -271,7 +263,7 @@ def create_on_server(
     address: str, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow]
 ) -> bool:
     """Create the ledger at `address` with these rows; return False if there is one already."""
-    session = _Session(address, 60.0)
+    session = _Connection(address, 60.0)
     try:
         return session.create(settings, key, rows)
     finally:
@@ -283,7 +275,7 @@ def _psycopg() -> Any:  # Any: it is installed by an extra, and may be missing
         return import_module("psycopg")
     except ModuleNotFoundError:
         raise LedgerError(
-            "a ledger on a server needs psycopg. Run: pip install 'tacit[engines]'"
+            "a ledger on a server needs psycopg. Run: pip install 'tacit-dp[engines]'"
         ) from None
 
 

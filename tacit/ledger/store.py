@@ -34,11 +34,10 @@ from urllib.parse import quote
 
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Seen, Settings, Totals, chained, genesis, key_check, now
-from tacit.ledger.witness import Witness, WitnessMark
+from tacit.ledger.witness import FileWitness, WitnessMark
 
 APPLICATION_ID = 0x74616369  # "taci"
-VERSION = 2
-READABLE = (1, 2)  # files of version 1 stay version 1: without key, witness and seals
+VERSION = 2  # `PRAGMA user_version` of a file
 PAYMENTS = "kind IN ('spend', 'plan')"
 _MOST_TEXT = 16 * 2**20  # bytes of one value in the file
 
@@ -72,19 +71,14 @@ CREATE TRIGGER entry_is_fixed BEFORE UPDATE ON entry
 CREATE TRIGGER entry_stays BEFORE DELETE ON entry
     BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
 """
-_SCHEMAS = {
-    2: _SCHEMA,
-    1: _SCHEMA.replace(",\n    key_check TEXT, witness TEXT", "").replace(", 'seal'", ""),
-}
 
 
 def has_key(path: Path) -> bool:
     """Return whether the file at `path` is a ledger with a keyed chain."""
     try:
         with contextlib.closing(_connect(path, 1.0, read_only=True)) as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            query = "SELECT key_check FROM ledger"
-            return version > 1 and connection.execute(query).fetchone() not in (None, (None,))
+            found = connection.execute("SELECT key_check FROM ledger").fetchone()
+            return found not in (None, (None,))
     except (sqlite3.Error, LedgerError, OSError):
         return False
 
@@ -103,7 +97,7 @@ class Store:
         timeout: float,
         read_only: bool,
         key: bytes | None = None,
-        witness: Witness | None = None,
+        witness: FileWitness | None = None,
     ) -> None:
         self.path = path
         self.read_only = read_only
@@ -170,13 +164,8 @@ class Store:
                 _corrupt(self.path, "its running totals are not the sum of its entries")
         return settings
 
-    @property
-    def version(self) -> int:
-        """Version of the file's format."""
-        return self.connection.execute("PRAGMA user_version").fetchone()[0]
-
     def _stored_settings(self) -> Settings:
-        columns = ", ".join(Settings._fields if self.version > 1 else Settings._fields[:6])
+        columns = ", ".join(Settings._fields)
         found = self.connection.execute(f"SELECT {columns} FROM ledger").fetchone()
         return Settings(*found or _corrupt(self.path, "its settings are missing"))
 
@@ -327,7 +316,7 @@ class Store:
             if self.witness is not None and after != before:
                 self._tell_witness(self.witness, *after)
 
-    def _tell_witness(self, witness: Witness, entries: int, head: str) -> None:
+    def _tell_witness(self, witness: FileWitness, entries: int, head: str) -> None:
         try:
             witness.advance(WitnessMark(self.settings.id, entries, head))
         except (OSError, LedgerError) as error:
@@ -379,7 +368,7 @@ class Store:
 
 
 def _require_ledger_file(
-    path: Path, wanted: Settings, read_only: bool, key: bytes | None, witness: Witness | None
+    path: Path, wanted: Settings, read_only: bool, key: bytes | None, witness: FileWitness | None
 ) -> None:
     """Create the ledger file if it is missing; raise if the file is not a ledger."""
     if not path.parent.is_dir():
@@ -403,7 +392,7 @@ def create_witnessed(
     create: Callable[[], object],
     wanted: Settings,
     key: bytes | None,
-    witness: Witness | None,
+    witness: FileWitness | None,
 ) -> None:
     """Create a ledger whose witness knows it; raise if the witness knows a lost ledger."""
     if witness is None:
@@ -489,10 +478,10 @@ def fill(
 
 
 @functools.cache
-def _objects(version: int) -> frozenset[tuple[str, ...]]:
-    """Return the tables, indexes and triggers of a ledger file of this version."""
+def _objects() -> frozenset[tuple[str, ...]]:
+    """Return the tables, indexes and triggers of a ledger file."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(_SCHEMAS[version])
+        connection.executescript(_SCHEMA)
         return frozenset(connection.execute("SELECT type, name, sql FROM sqlite_master"))
 
 
@@ -509,15 +498,12 @@ def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise LedgerError(f"{path} is a SQLite file, but not a ledger.")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in READABLE:
-            raise LedgerError(
-                f"{path} has ledger version {version}, this tacit reads {READABLE}. "
-                "Use the tacit it was made with."
-            )
+        if version != VERSION:
+            raise wrong_format(path, version)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_TEXT)
         connection.execute("PRAGMA trusted_schema = OFF")
         objects = set(connection.execute("SELECT type, name, sql FROM sqlite_master"))
-        if objects - _objects(version):  # a view or trigger could run any SQL
+        if objects - _objects():  # a view or trigger could run any SQL
             _corrupt(path, "it has tables, views or triggers that no ledger has")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
@@ -526,6 +512,14 @@ def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+
+
+def wrong_format(where: object, version: object) -> LedgerError:
+    """Return the error for a ledger of another format than this one."""
+    return LedgerError(
+        f"{where} is a ledger of format {version}, and this tacit uses format {VERSION} alone: use "
+        "the tacit it was made with."
+    )
 
 
 def _corrupt(path: Path | None, why: str) -> NoReturn:

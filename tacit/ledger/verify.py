@@ -38,7 +38,7 @@ def verify_store(
 
     `fits_alone(event)` is whether an event fits the budget as the only entry. `head` is the hash of
     a row that the ledger must contain: a head that was noted down earlier. `ask_witness` is
-    whether the witness is compared too, which opens the file or address that the ledger names.
+    whether the witness is compared too, which opens the file that the ledger names.
     """
     with store.reading():
         if damage := store.damage():

@@ -2,10 +2,9 @@
 
 Whoever can write a ledger file can also restore an older copy of it, spend from two copies, or
 delete it and start anew. The file itself cannot reveal this. A witness can: it keeps the number of
-rows and the hash of the last one, in a file on another machine or disk, or on a server. Before a
-payment the ledger must contain the row that the witness saw last. After a payment, and before
-`spend` returns, the witness gets the new row. So every payment whose release may have happened is
-known to the witness.
+rows and the hash of the last one, in a file on another machine or disk. Before a payment the ledger
+must contain the row that the witness saw last. After a payment, and before `spend` returns, the
+witness gets the new row. So every payment whose release may have happened is known to the witness.
 
 A witness reveals nothing about the data: a hash and a count. It must be out of reach of whoever
 could restore the ledger file.
@@ -14,19 +13,13 @@ could restore the ledger file.
 import contextlib
 import json
 import os
-import re
 from collections.abc import Generator
-from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from tacit.errors import LedgerError
 
-if TYPE_CHECKING:
-    from http.server import ThreadingHTTPServer
-
 _MOST_BYTES = 1000  # of a mark
-_SECONDS = 10.0  # to wait for a server
 
 
 class WitnessMark(NamedTuple):
@@ -53,26 +46,10 @@ class WitnessMark(NamedTuple):
         return mark
 
 
-class Witness(Protocol):
-    """Keeps the last mark of one ledger, out of reach of whoever can restore the ledger file."""
-
-    def last(self) -> WitnessMark | None:
-        """Return the newest mark; None if there is none yet."""
-        ...
-
-    def advance(self, mark: WitnessMark) -> None:
-        """Keep `mark` durably before returning; never go back to fewer entries."""
-        ...
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which no other process advances this witness."""
-        ...
-
-
 class FileWitness:
-    """A witness in a file: one line for each mark, only ever appended.
+    """The last mark of one ledger in a file: one line for each mark, only ever appended.
 
-    The file may have the append-only attribute of the file system. It may be on a network drive.
+    The file may have the append-only attribute of the file system, and may be on a network drive.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -105,7 +82,7 @@ class FileWitness:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
-        """Hold a lock beside the file, where the system has such locks."""
+        """Keep other processes from advancing the witness, where the system has locks of files."""
         try:
             import fcntl
         except ImportError:  # other systems: the ledger's own lock serializes payments
@@ -118,111 +95,3 @@ class FileWitness:
             yield
         finally:
             os.close(handle)
-
-
-class ServerWitness:
-    """A witness on a server: GET returns the last mark, POST advances it (see `serve`)."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def last(self) -> WitnessMark | None:
-        """Return the server's newest mark; raise `LedgerError` if the server does not answer."""
-        from urllib.error import HTTPError, URLError
-        from urllib.request import urlopen
-
-        try:
-            with urlopen(self.url, timeout=_SECONDS) as answer:
-                return WitnessMark.from_json(answer.read(_MOST_BYTES).decode("utf-8", "replace"))
-        except HTTPError as error:
-            if error.code == HTTPStatus.NOT_FOUND:
-                return None
-            raise LedgerError(f"the witness {self.url} answered {error.code}.") from None
-        except (URLError, OSError) as error:
-            raise LedgerError(f"the witness {self.url} does not answer ({error}).") from None
-
-    def advance(self, mark: WitnessMark) -> None:
-        """Send `mark`; return after the server has stored it."""
-        from urllib.error import URLError
-        from urllib.request import Request, urlopen
-
-        request = Request(self.url, data=mark.to_json().encode(), method="POST")
-        try:
-            with urlopen(request, timeout=_SECONDS):
-                return
-        except (URLError, OSError) as error:
-            raise LedgerError(f"the witness {self.url} refused a mark ({error}).") from None
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Return an empty context: the server refuses a mark that goes back."""
-        return contextlib.nullcontext()
-
-
-def witness_at(place: str | os.PathLike[str]) -> FileWitness | ServerWitness:
-    """Return the witness at a file path or at an http(s) address."""
-    text = os.fspath(place)
-    if text.startswith(("http://", "https://")):
-        return ServerWitness(text)
-    return FileWitness(text)
-
-
-def serve(
-    folder: str | os.PathLike[str], *, host: str = "127.0.0.1", port: int = 0
-) -> "ThreadingHTTPServer":
-    """Return a server that keeps one witness file in `folder` for each address `/NAME`.
-
-    Call `serve_forever()` on it. The server stores what it is sent and refuses to go back to fewer
-    rows, or to another ledger. It does not ask who sends: put it where only the ledgers' machines
-    can reach it. A false mark cannot free any budget; it only makes the true ledger be refused.
-    """
-    kept = Path(folder)
-    kept.mkdir(parents=True, exist_ok=True)
-
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            file = self._file()
-            mark = None if file is None else file.last()
-            if mark is None:
-                self.send_error(HTTPStatus.NOT_FOUND)
-            else:
-                self._reply(mark.to_json())
-
-        def do_POST(self) -> None:
-            file, size = self._file(), int(self.headers.get("Content-Length") or 0)
-            if file is None or not 0 < size <= _MOST_BYTES:
-                self.send_error(HTTPStatus.BAD_REQUEST)
-                return
-            try:
-                mark = WitnessMark.from_json(self.rfile.read(size).decode("utf-8", "replace"))
-            except LedgerError:
-                self.send_error(HTTPStatus.BAD_REQUEST)
-                return
-            with file.alone():
-                before = file.last()
-                is_back = (
-                    before is not None
-                    and before.entries > 0
-                    and (before.ledger != mark.ledger or before.entries >= mark.entries)
-                )
-                if is_back and before != mark:
-                    self.send_error(HTTPStatus.CONFLICT)
-                    return
-                file.advance(mark)
-            self._reply("")
-
-        def _file(self) -> FileWitness | None:
-            found = re.fullmatch(r"/([A-Za-z0-9_-]{1,100})", self.path)
-            return FileWitness(kept / f"{found[1]}.witness") if found else None
-
-        def _reply(self, text: str) -> None:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:  # Any: as in the base class
-            """Print nothing for a request."""
-
-    return ThreadingHTTPServer((host, port), Handler)

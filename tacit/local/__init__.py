@@ -16,20 +16,17 @@ from tacit.local.learning import LocalModel, LocalSGD
 from tacit.local.local_hashing import LocalHashing
 from tacit.local.means import (
     DuchiMean,
-    DuchiVector,
     HybridMean,
     PiecewiseMean,
     SampledVector,
 )
 from tacit.local.randomized_response import RandomizedResponse
 from tacit.local.rappor import Rappor, RapporClient
-from tacit.local.subset_selection import SubsetSelection
-from tacit.local.unary import OptimizedUnary, SymmetricUnary
+from tacit.local.unary import OptimizedUnary
 
 __all__ = [
     "ORACLES",
     "DuchiMean",
-    "DuchiVector",
     "Estimate",
     "FrequencyOracle",
     "HadamardResponse",
@@ -47,7 +44,5 @@ __all__ = [
     "Rappor",
     "RapporClient",
     "SampledVector",
-    "SubsetSelection",
-    "SymmetricUnary",
     "choose_oracle",
 ]

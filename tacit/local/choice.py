@@ -7,16 +7,13 @@ from tacit.local.frequencies import FrequencyOracle
 from tacit.local.hadamard import HadamardResponse
 from tacit.local.local_hashing import LocalHashing
 from tacit.local.randomized_response import RandomizedResponse
-from tacit.local.subset_selection import SubsetSelection
-from tacit.local.unary import OptimizedUnary, SymmetricUnary
+from tacit.local.unary import OptimizedUnary
 
 ORACLES: tuple[type[FrequencyOracle], ...] = (
     RandomizedResponse,
-    SymmetricUnary,
     OptimizedUnary,
     LocalHashing,
     HadamardResponse,
-    SubsetSelection,
 )
 """All frequency oracles that send one report without memory."""
 

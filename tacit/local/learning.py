@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from tacit._check import positive, whole
+from tacit._check import one_of, positive, whole
 from tacit.events import Event, Shuffled
 from tacit.local.coins import real_numbers
 from tacit.local.frequencies import Floats
@@ -85,8 +85,7 @@ class LocalSGD:
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)
         whole(n_features=self.n_features, least=1)
-        if self.loss not in ("squared", "logistic"):
-            raise ValueError(f"loss must be 'squared' or 'logistic', got {self.loss!r}.")
+        one_of(("squared", "logistic"), loss=self.loss)
         if self.n_steps is not None:
             whole(n_steps=self.n_steps, least=1)
         if self.learning_rate is not None:

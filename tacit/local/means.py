@@ -8,8 +8,7 @@ noisy version of the number, so their average estimates the mean.
   arXiv:1907.00782, Algorithm 2);
 - `HybridMean`: one or the other by a coin, the least worst-case variance of the three (same
   paper);
-- `DuchiVector`, `SampledVector`: means of vectors (from the same two papers); the latter has the
-  smaller variance from two dimensions on.
+- `SampledVector`: means of vectors (same paper).
 
 Before any noise is added, t is rounded at random to one of finitely many levels without bias. The
 noise is then drawn from coins and whole numbers, and a report is one of finitely many floats:
@@ -20,7 +19,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,25 +29,9 @@ from tacit.local.frequencies import Estimate, Floats, LocalRandomizer, check_bou
 from tacit.mechanisms import Rng, Seed, generator
 
 
-class MeanRandomizer(Protocol):
-    """Interface of a randomizer of one number in [-1, 1]; `SampledVector` combines several."""
-
-    def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one random report per element of `t`, with that element as its mean."""
-        ...
-
-    def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of one report of each element of `t`."""
-        ...
-
-    def worst_case_ratio(self) -> Fraction:
-        """Return the exact largest ratio of the probabilities of one report under two values."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class _BoundedMean(LocalRandomizer):
-    """Base of the randomizers of one number in declared bounds."""
+class _Bounded(LocalRandomizer):
+    """Base of the randomizers of numbers in declared bounds."""
 
     lower: float = -1.0
     upper: float = 1.0
@@ -59,12 +41,32 @@ class _BoundedMean(LocalRandomizer):
         check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one random report per element of `t` in [-1, 1], with that element as its mean."""
+        """Return one random report per element (of a vector: per row) of `t` in [-1, 1].
+
+        Its mean is that element (or row).
+        """
         raise NotImplementedError
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of one report of each element of `t`, scaled to [-1, 1]."""
+        """Return the variance of each number in a report of `t`, scaled to [-1, 1]."""
         raise NotImplementedError
+
+    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
+        """Return the estimated mean of the values that were reported, with an interval for each."""
+        return average(real_numbers(reports, "reports"), confidence)
+
+    def _reports(self, values: Floats, rng: Seed) -> Floats:
+        """Return reports in the units of `values`, which are clipped to the bounds."""
+        t = to_unit(values, self.lower, self.upper)
+        return (self.lower + self.upper) / 2 + self._half * self.draw(t, generator(rng))
+
+    @property
+    def _half(self) -> float:
+        return (self.upper - self.lower) / 2
+
+
+class _BoundedMean(_Bounded):
+    """Base of the randomizers of one number in declared bounds."""
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
         """Return one report of a number, or one per element of a vector, in the units of `values`.
@@ -72,27 +74,13 @@ class _BoundedMean(LocalRandomizer):
         Values outside the bounds are clipped to them. NaN counts as the middle of the bounds.
         """
         found = real_numbers(values)
-        t = to_unit(found, self.lower, self.upper)
-        reports = self.draw(np.atleast_1d(t), generator(rng))
-        scaled = self._middle + self._half * reports
-        return scaled if found.ndim else scaled[0]
-
-    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the estimated mean of the values that were reported, with an interval."""
-        return average(real_numbers(reports, "reports"), confidence)
+        reports = self._reports(np.atleast_1d(found), rng)
+        return reports if found.ndim else reports[0]
 
     def variance(self, values: ArrayLike, n_reports: int) -> float:
         """Return the variance of the estimated mean, for persons who hold `values`."""
         t = to_unit(np.asarray(values, dtype=np.float64), self.lower, self.upper)
         return float(np.mean(self.noise_variance(t))) * self._half**2 / n_reports
-
-    @property
-    def _middle(self) -> float:
-        return (self.lower + self.upper) / 2
-
-    @property
-    def _half(self) -> float:
-        return (self.upper - self.lower) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,92 +260,10 @@ _HYBRID_FROM = math.log(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BoundedVector(LocalRandomizer):
-    """Base of the randomizers of vectors whose coordinates all are in [lower, upper]."""
-
-    n_dimensions: int
-    lower: float = -1.0
-    upper: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole(n_dimensions=self.n_dimensions, least=1)
-        check_bounds(self.lower, self.upper)
-
-    def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one random report per row of `t`; the row, scaled to [-1, 1], is its mean."""
-        raise NotImplementedError
-
-    def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of each coordinate of a report of `t`, scaled to [-1, 1]."""
-        raise NotImplementedError
-
-    def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
-        """Return one report of a vector, or one per row, with coordinates clipped to the bounds."""
-        found = real_numbers(values)
-        if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
-            raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
-        t = to_unit(np.atleast_2d(found), self.lower, self.upper)
-        middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
-        reports = middle + half * self.draw(t, generator(rng))
-        return reports if found.ndim == 2 else reports[0]
-
-    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the estimated mean of the reported vectors, with an interval per coordinate."""
-        return average(real_numbers(reports, "reports"), confidence)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DuchiVector(_BoundedVector):
-    """Mean vector from reports in {-B, B}^d that agree with the true signs more often than not.
-
-    Every coordinate is rounded to a sign at random, as in `DuchiMean`. A uniformly drawn vector of
-    signs is negated if needed, so that with probability e^epsilon / (e^epsilon + 1) its inner
-    product S with the rounded vector is positive, else negative. Vectors with S = 0, which exist
-    for even d, are left alone. That is the scheme of Duchi et al. 2018 for a cube, but for the
-    vectors with S = 0: there they are as likely as those with S > 0, which needs a larger B.
-
-    With P = e^epsilon / (e^epsilon + 1) a vector has probability 2 P, 2 (1 - P) or 1 in units of
-    2^-d, so no ratio exceeds e^epsilon. The mean is (2 P - 1) E|S| / d times the rounded vector.
-    """
-
-    @property
-    def agreement_probability(self) -> Fraction:
-        """Probability that the report agrees with the rounded vector in most coordinates."""
-        return round_down(self._most / (self._most + 1))
-
-    def worst_case_ratio(self) -> Fraction:
-        """Return P(a report that mostly agrees with the vector) / P(one that mostly differs)."""
-        return self.agreement_probability / (1 - self.agreement_probability)
-
-    def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return a report, a vector of values +B and -B, for each row of `t`."""
-        rounded = np.where(rng.random(t.shape) < (1 + t) / 2, 1, -1)
-        signs = 2 * rng.integers(0, 2, size=t.shape) - 1
-        product = (signs * rounded).sum(axis=1)
-        agrees = flip(self.agreement_probability, rng, len(t))
-        is_wrong = np.where(agrees, product < 0, product > 0)
-        return np.where(is_wrong[:, None], -signs, signs) * self._bound
-
-    def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return B^2 - t^2 per coordinate, because each is reported as +B or -B with mean t."""
-        return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
-
-    @cached_property
-    def _bound(self) -> float:
-        d = self.n_dimensions
-        # E|S| / d of d fair signs: C(d', (d'-1)/2) ... for odd d it is C(d-1, (d-1)/2) / 2^(d-1),
-        # and E|S| is the same for d - 1 and even d, because |S| then moves by 0 on average.
-        odd = d if d % 2 else d - 1
-        half = (odd - 1) // 2
-        log_share = math.lgamma(odd) - 2 * math.lgamma(half + 1) - (odd - 1) * math.log(2)
-        mean_share = math.exp(log_share) * odd / d
-        return 1 / (float(2 * self.agreement_probability - 1) * mean_share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledVector(_BoundedVector):
+class SampledVector(_Bounded):
     """Mean vector from reports of a few coordinates, chosen at random, each by `HybridMean`.
+
+    All coordinates are in [lower, upper].
 
     Wang et al. 2019, Algorithm 4: k = max(1, min(d, floor(epsilon / 2.5))) of the d coordinates
     are sent at epsilon / k each, multiplied by d / k; the others are reported as 0. The chosen
@@ -367,6 +273,12 @@ class SampledVector(_BoundedVector):
     2
     """
 
+    n_dimensions: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(n_dimensions=self.n_dimensions, least=1)
+
     @property
     def n_sampled(self) -> int:
         """Number of coordinates that each person sends (k in the class description)."""
@@ -375,6 +287,14 @@ class SampledVector(_BoundedVector):
     def worst_case_ratio(self) -> Fraction:
         """Return the product of the largest ratios of the coordinates that are sent."""
         return self._part.worst_case_ratio() ** self.n_sampled
+
+    def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
+        """Return one report of a vector, or one per row, with coordinates clipped to the bounds."""
+        found = real_numbers(values)
+        if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
+            raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
+        reports = self._reports(np.atleast_2d(found), rng)
+        return reports if found.ndim == 2 else reports[0]
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
         """Return a report for each row of `t`; coordinates that are not chosen are 0."""

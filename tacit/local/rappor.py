@@ -91,15 +91,6 @@ class Rappor:
         return _log(self.worst_case_ratio(n_reports=None))
 
     @property
-    def report_epsilon(self) -> float:
-        """Epsilon of a single report (Theorem 2 of the paper).
-
-        It is h ln(q* (1 - p*) / (p* (1 - q*))), with h = `n_hashes`. A bit is sent as 1 with
-        probability q* if the value sets the bit, and p* if not.
-        """
-        return _log(self.worst_case_ratio(n_reports=1))
-
-    @property
     def event(self) -> PureDP:
         """Event of all reports that one person sends of one value, however many."""
         return PureDP(self.lifetime_epsilon, replace_factor=1.0)

@@ -1,12 +1,9 @@
-"""Unary encoding: one bit per option, each sent truthfully or flipped.
+"""Optimized unary encoding: one bit per option, each sent truthfully or flipped.
 
 The true option is a vector with a single 1. Each of its bits is reported as 1 with probability p
 if it is 1 and q if it is 0. Two options differ in two bits, so the worst ratio is
-p (1 - q) / ((1 - p) q), which both variants make e^epsilon:
-
-- symmetric (basic one-time RAPPOR, Erlingsson et al. 2014): p = 1 - q, each bit costs epsilon / 2;
-- optimized (Wang et al. 2017, arXiv:1705.04421): p = 1/2, q = 1 / (e^epsilon + 1), the least
-  variance for rare options.
+p (1 - q) / ((1 - p) q), which p = 1/2 and q = 1 / (e^epsilon + 1) make e^epsilon, with the least
+variance for rare options (Wang et al. 2017, arXiv:1705.04421).
 """
 
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.local import packed_bits
-from tacit.local.coins import exp_below, flip, round_down, round_up
+from tacit.local.coins import flip, round_down, round_up
 from tacit.local.frequencies import FrequencyOracle, Reports
 from tacit.mechanisms import Rng
 
@@ -25,8 +22,24 @@ _CELLS = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
-class _UnaryEncoding(FrequencyOracle):
-    """Base of both variants; a report is a row of packed bits, one per option."""
+class OptimizedUnary(FrequencyOracle):
+    """Sends a 1 as 1 with probability 1/2, and a 0 with 1 / (e^epsilon + 1), as packed bits.
+
+    >>> float(OptimizedUnary(epsilon=1.0, n_options=5).hit_probability)
+    0.5
+    """
+
+    name = "optimized unary encoding"
+
+    @property
+    def hit_probability(self) -> Fraction:
+        """Probability that the bit of the true option is sent as 1."""
+        return round_down(Fraction(1, 2))
+
+    @property
+    def miss_probability(self) -> Fraction:
+        """Probability that the bit of another option is sent as 1."""
+        return round_up(1 / (1 + self._most))
 
     @property
     def report_bits(self) -> int:
@@ -59,45 +72,3 @@ class _UnaryEncoding(FrequencyOracle):
         bits = flip(self.miss_probability, rng, (len(options), self.n_options))
         bits[np.arange(len(options)), options] = flip(self.hit_probability, rng, len(options))
         return packed_bits.pack(bits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SymmetricUnary(_UnaryEncoding):
-    """Unary encoding in which every bit is flipped with probability 1 / (e^(epsilon/2) + 1).
-
-    >>> SymmetricUnary(epsilon=2.0, n_options=5).randomize(3, rng=1).shape
-    (8,)
-    """
-
-    name = "symmetric unary encoding"
-
-    @property
-    def hit_probability(self) -> Fraction:
-        """Probability that the bit of the true option is sent as 1."""
-        return 1 - self.miss_probability
-
-    @property
-    def miss_probability(self) -> Fraction:
-        """Probability that the bit of another option is sent as 1."""
-        return round_up(1 / (1 + exp_below(self.epsilon / 2)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizedUnary(_UnaryEncoding):
-    """Unary encoding that sends a 1 as 1 with probability 1/2, and a 0 with 1 / (e^epsilon + 1).
-
-    >>> float(OptimizedUnary(epsilon=1.0, n_options=5).hit_probability)
-    0.5
-    """
-
-    name = "optimized unary encoding"
-
-    @property
-    def hit_probability(self) -> Fraction:
-        """Probability that the bit of the true option is sent as 1."""
-        return round_down(Fraction(1, 2))
-
-    @property
-    def miss_probability(self) -> Fraction:
-        """Probability that the bit of another option is sent as 1."""
-        return round_up(1 / (1 + self._most))

@@ -20,17 +20,18 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Flags, Floats, Indices
-from tacit._check import positive
+from tacit._check import positive, within
 from tacit.events import PureDP, RenyiCurve
 from tacit.mechanisms.rng import Rng, Seed, generator
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-20, 2.0**45
+_check_scale = partial(within, 2.0**-20, 2.0**45, advice="Rescale the value.")
 # Relative error allowed for a double exp(-gamma): gamma below 746 has a relative error of at most a
 # few ulps, so exp(-gamma) of 2^-40; the margin is a thousand times that.
 _MARGIN = 2.0**-30
@@ -67,7 +68,7 @@ class DiscreteGaussianMechanism:
         positive(noise_multiplier=self.noise_multiplier)
         positive(l2_sensitivity=self.l2_sensitivity)
         _ = self.event  # checks replace_factor
-        _within_reach(noise_std=self.noise_std)
+        _check_scale(noise_std=self.noise_std)
 
     @property
     def noise_std(self) -> float:
@@ -112,7 +113,7 @@ class DiscreteLaplaceMechanism:
         positive(epsilon=self.epsilon)
         positive(l1_sensitivity=self.l1_sensitivity)
         _ = self.event  # checks replace_factor
-        _within_reach(noise_scale=self.noise_scale)
+        _check_scale(noise_scale=self.noise_scale)
 
     @property
     def noise_scale(self) -> float:
@@ -246,11 +247,3 @@ def _draw_until_full(size: int, propose: Callable[[int], Indices]) -> Indices:
         parts.append(part)
         missing -= part.size
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _within_reach(**named: float) -> None:
-    ((name, value),) = named.items()
-    if not _SMALLEST_SCALE <= value <= _LARGEST_SCALE:
-        raise ValueError(
-            f"{name} must be within 2**-20 and 2**45, got {value:g}. Rescale the value."
-        )

@@ -34,6 +34,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_ndtr  # pyright: ignore[reportMissingTypeStubs]  # scipy has none
 
 from tacit._arrays import Floats
+from tacit._check import within
 from tacit.mechanisms.noise_laws import NORMAL, NoiseLaw, rounded_noise
 from tacit.mechanisms.rng import Rng, Seed, generator
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from tacit.mechanisms import Mechanism
 
 _BITS = 28
-_LEAST, _MOST = 2.0**-900, 2.0**900
 _MOST_STEPS = 2.0**45  # noise scale in steps: draws stay below 2^53 steps, see `tail_mass`
 _CHUNK = 1 << 14  # coordinates treated at once, small enough for the processor's cache
 _ROUNDING_UP = 1 + 2.0**-48  # covers the rounding of the few operations that give a noise scale
@@ -145,11 +145,7 @@ def tail_mass(mechanism: "Mechanism", *, size: int = 1) -> float:
 
 def check_reach(**named: float) -> None:
     """Raise unless the noise scale is far from the smallest and the largest float."""
-    ((name, value),) = named.items()
-    if not _LEAST <= value <= _MOST:
-        raise ValueError(
-            f"{name} must be between 2**-900 and 2**900, got {value:g}. Rescale the value."
-        )
+    within(2.0**-900, 2.0**900, advice="Rescale the value.", **named)
 
 
 def real_array(value: ArrayLike, *, ndim: int | None = None) -> Floats:

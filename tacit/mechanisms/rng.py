@@ -26,7 +26,6 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri  # pyright: ignore[reportMissingTypeStubs]  # scipy has none
 
 from tacit._arrays import Floats, Indices
 
@@ -88,63 +87,32 @@ class StatisticalGenerator(_Uncopied, np.random.Generator):
 class SecureGenerator:
     """A generator that draws from the system's cryptographic source of random bits.
 
-    It has those methods of `numpy.random.Generator` that the library uses. Nothing is buffered
-    between calls, so neither a forked process nor a copy can repeat noise. Mechanisms use `words`
-    only. The continuous laws apply the inverse distribution function to a 63-bit uniform and a sign
-    bit; they are meant for simulations, not for noise on private values.
+    Nothing is buffered between calls, so neither a forked process nor a copy can repeat noise.
+    Mechanisms use `words` only.
     """
 
     def words(self, size: Size = None) -> NDArray[np.uint64]:
         """Draw 64-bit words of uniform bits."""
-        return self._words(size)
+        shape = () if size is None else (size,) if isinstance(size, int) else tuple(size)
+        words = np.frombuffer(os.urandom(8 * int(np.prod(shape, dtype=np.int64))), np.uint64)
+        return words.reshape(shape).copy()
 
     def random(self, size: Size = None) -> Floats:
         """Draw uniformly from the multiples of 2^-53 in [0, 1)."""
-        return (self._words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (self.words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, low: int, high: int, size: Size = None) -> Indices:
         """Draw exactly uniformly from the whole numbers in [low, high)."""
         span = high - low
         if not 0 < span < 2**63:
             raise ValueError(f"high must be above low by less than 2**63, got {low} and {high}.")
-        words = self._words(size)
+        words = self.words(size)
         flat = words.reshape(-1)
         # 2^64 is no multiple of `span` in general: without the cut, small remainders are likelier.
         limit = np.uint64(2**64 - 1 - 2**64 % span)
         while (late := flat > limit).any():
-            flat[late] = self._words(int(late.sum()))
+            flat[late] = self.words(int(late.sum()))
         return (words % np.uint64(span)).astype(np.int64) + low
-
-    def normal(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Draw from the normal law with mean `loc` and standard deviation `scale`."""
-        sign, uniform = self._sign_and_uniform(size)
-        return loc - scale * sign * ndtri(uniform / 2)
-
-    def laplace(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Draw from the Laplace law with mean `loc` and scale `scale`."""
-        sign, uniform = self._sign_and_uniform(size)
-        return loc - scale * sign * np.log(uniform)
-
-    def exponential(self, scale: float = 1.0, size: Size = None) -> Floats:
-        """Draw from the exponential law with mean `scale`."""
-        return -scale * np.log(self._sign_and_uniform(size)[1])
-
-    def gumbel(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Draw from the Gumbel law (of maxima) with location `loc` and scale `scale`."""
-        # log1p keeps full precision for small uniforms, which give the heavy upper tail.
-        uniform = np.minimum(self._sign_and_uniform(size)[1], 1 - 2.0**-53)
-        return loc - scale * np.log(-np.log1p(-uniform))
-
-    def _words(self, size: Size) -> NDArray[np.uint64]:
-        shape = () if size is None else (size,) if isinstance(size, int) else tuple(size)
-        words = np.frombuffer(os.urandom(8 * int(np.prod(shape, dtype=np.int64))), np.uint64)
-        return words.reshape(shape).copy()
-
-    def _sign_and_uniform(self, size: Size) -> tuple[Floats, Floats]:
-        """Draw a fair sign, 1 or -1, and a uniform number: the middle of one of 2^63 cells."""
-        words = self._words(size)
-        sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
-        return sign, ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-63
 
 
 Rng: TypeAlias = np.random.Generator | SecureGenerator

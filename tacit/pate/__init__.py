@@ -3,8 +3,8 @@
 `PATEClassifier` does everything in one call. The steps are also available one by one:
 `train_teachers` (any classifier with fit and predict) or `train_stacked_teachers` (hundreds of
 small torch models at once), `count_votes`, then one of `LaplaceMax`, `GNMax`, `ConfidentGNMax`,
-`InteractiveGNMax`, whose `.answer` pays the ledger and releases labels. Papernot et al. 2017
-(arXiv:1610.05755) and 2018 (arXiv:1802.08908).
+whose `.answer` pays the ledger and releases labels. Papernot et al. 2017 (arXiv:1610.05755) and
+2018 (arXiv:1802.08908).
 
 >>> from tacit import Budget, Ledger
 >>> ledger = Ledger(budget=Budget(epsilon=1.0, delta=1e-5))
@@ -17,10 +17,9 @@ array([ 0, -1])
 
 from tacit.pate.character_features import character_features
 from tacit.pate.classifier import OverlapWarning, PATEClassifier, spend_budget
-from tacit.pate.gnmax import ConfidentGNMax, GNMax, InteractiveGNMax
+from tacit.pate.gnmax import ConfidentGNMax, GNMax
 from tacit.pate.journal import Journal
 from tacit.pate.laplace_max import LaplaceMax
-from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
 from tacit.pate.teachers import (
     KernelTeacher,
@@ -33,7 +32,6 @@ from tacit.pate.teachers import (
     train_stacked_teachers,
     train_teachers,
 )
-from tacit.pate.vote_analysis import PrivateCurve
 from tacit.pate.votes import NO_ANSWER, Aggregator, TeacherError, count_votes
 
 __all__ = [
@@ -41,16 +39,12 @@ __all__ = [
     "Aggregator",
     "ConfidentGNMax",
     "GNMax",
-    "InteractiveGNMax",
     "Journal",
     "KernelTeacher",
     "LaplaceMax",
     "OverlapWarning",
     "PATEClassifier",
-    "PrivateCurve",
     "Progress",
-    "SanitizedCost",
-    "Sanitizer",
     "SpreadStudent",
     "Stacked",
     "StackedTeachers",
@@ -60,7 +54,6 @@ __all__ = [
     "character_features",
     "count_votes",
     "partition",
-    "publish_cost",
     "spend_budget",
     "spread_queries",
     "train_stacked_teachers",

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -19,17 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._arrays import Indices
-from tacit._check import in_open_unit, positive, whole
+from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.accounting import epsilon as epsilon_of
 from tacit.errors import BudgetExceeded, WeakGuarantee
 from tacit.events import Event, Gaussian
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.gnmax import GNMax, InteractiveGNMax
+from tacit.pate.gnmax import GNMax
 from tacit.pate.journal import Journal
-from tacit.pate.laplace_max import LaplaceMax
-from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, checked_queries, spread_queries
 from tacit.pate.teachers import (
     Progress,
@@ -93,8 +91,6 @@ class PATEClassifier:
         Pays for the answers: for all of them at once if their number is fixed in advance, so that
         the price is exact, and else before each answer. By default a ledger in memory, see
         `ledger_`.
-    sanitizer
-        If given, also publish the data-dependent cost (`sanitized_cost_`), for a price of its own.
     folder
         Where to keep released answers: `fit` with the same settings and ledger continues where a
         killed `fit` stopped.
@@ -109,8 +105,6 @@ class PATEClassifier:
         `classes_`, `NO_ANSWER` where refused.
     event_
         Event of this run, given the number of answers that it released.
-    sanitized_cost_
-        Published data-dependent cost, or None.
     """
 
     teacher: Any = None
@@ -126,7 +120,6 @@ class PATEClassifier:
     use_unlabeled: bool = True
     classes: ArrayLike | None = None
     ledger: Ledger | None = None
-    sanitizer: Sanitizer | None = None
     folder: str | Path | None = None
     n_jobs: int | None = None
     progress: Progress | None = None
@@ -155,16 +148,11 @@ class PATEClassifier:
         self.ledger_ = self._payer(is_user=users is not None)
         self.queries_ = self._choose_queries(X_public, n_classes)
         journal = self._journal(aggregator, X_public)
-        carried = [] if journal is None else list(journal.labels)
         teachers = self._train(X_private, labels, n_classes, random, users)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
-        is_paid = self._pay_for_cost(journal)
         by_user = users is not None
         self.labels_ = self._ask(aggregator, votes, random, journal, by_user=by_user)
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
-        self.sanitized_cost_ = self._publish_cost(
-            aggregator, votes, random, journal, carried, is_paid=is_paid
-        )
         self.student_ = self._teach(X_public)
         return self
 
@@ -202,13 +190,6 @@ class PATEClassifier:
             return GNMax(self._spending(n_public or 1000, n_classes).sigma)
         if self.delta is not None:
             raise ValueError("delta must be given together with epsilon, got delta alone.")
-        if isinstance(self.aggregator, InteractiveGNMax):
-            raise TypeError(
-                "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
-                "Call its answer() yourself between rounds."
-            )
-        if self.sanitizer is not None and isinstance(self.aggregator, LaplaceMax):
-            raise TypeError("sanitizer must be None with LaplaceMax: no sanitized cost is known.")
         return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
@@ -225,7 +206,7 @@ class PATEClassifier:
         return self
 
     def _spending(self, n_public: int, n_classes: int) -> "Spending":
-        for name in ("aggregator", "sanitizer", "max_answers"):
+        for name in ("aggregator", "max_answers"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} must be None with epsilon, which fixes all releases.")
         return spend_budget(
@@ -290,13 +271,12 @@ class PATEClassifier:
         )
 
     def _choose_queries(self, X_public: NDArray[Any], n_classes: int) -> Indices:
+        one_of(("spread", "first"), queries=self.queries)
         n_queries = self._count_queries(len(X_public), n_classes)
         if self.queries == "spread":
             # A fixed seed: the choice uses public inputs only and must be the same after a resume.
             return spread_queries(X_public, n_queries, rng=0)
-        if self.queries == "first":
-            return np.arange(n_queries)
-        raise ValueError(f"queries must be 'spread' or 'first', got {self.queries!r}.")
+        return np.arange(n_queries)
 
     def _journal(self, aggregator: Aggregator, X_public: NDArray[Any]) -> Journal | None:
         if self.folder is None:
@@ -327,61 +307,6 @@ class PATEClassifier:
             make = _maker(self.teacher)
             train = partial(train_teachers, make, n_jobs=self.n_jobs, progress=self.progress)
         return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random, users=users)
-
-    def _pay_for_cost(self, journal: Journal | None) -> bool:
-        """Pay for publishing the sanitized cost; return False if no payment was needed now.
-
-        This comes first, because the answers may use up the budget.
-        """
-        if self.sanitizer is None:
-            return False
-        if journal is not None:
-            n_answered = sum(label != NO_ANSWER for label in journal.labels.values())
-            if self._cost_name(n_answered) in journal.published:
-                return False
-        self._spend_on_cost(self.sanitizer, journal)
-        return True
-
-    def _spend_on_cost(self, sanitizer: Sanitizer, journal: Journal | None) -> None:
-        note = "PATE: publish the data-dependent cost"
-        if journal is not None:
-            note = f"PATE run {journal.run}: publish the cost by {sanitizer!r}"
-            payments = sum(entry.note == note for entry in self.ledger_.history())
-            if payments > sum(repr(sanitizer) in name for name in journal.published):
-                return  # a killed run paid and published nothing
-        self.ledger_.spend(sanitizer.event, note=note)
-
-    def _cost_name(self, n_answered: int) -> str:
-        return f"cost of {n_answered} answers by {self.sanitizer!r}"
-
-    def _publish_cost(
-        self,
-        aggregator: Aggregator,
-        votes: Indices,
-        random: Rng,
-        journal: Journal | None,
-        carried: list[int],
-        *,
-        is_paid: bool,
-    ) -> SanitizedCost | None:
-        if self.sanitizer is None:
-            return None
-        name = self._cost_name(self.n_answered_)
-        if journal is not None and name in journal.published:
-            return SanitizedCost(**journal.published[name])  # a killed run paid and published it
-        if not is_paid:
-            self._spend_on_cost(self.sanitizer, journal)
-        cost = publish_cost(
-            aggregator,
-            votes,
-            self.labels_,
-            sanitizer=self.sanitizer,
-            rng=random if journal is None else journal.fresh(random),
-            carried=carried,
-        )
-        if journal is not None:
-            journal.publish(name, asdict(cost))
-        return cost
 
     def _teach(self, X_public: NDArray[Any]) -> Any:
         answered = self.labels_ != NO_ANSWER

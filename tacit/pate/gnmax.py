@@ -8,23 +8,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from tacit._arrays import Floats, Indices
-from tacit._check import in_closed_unit, positive
-from tacit.ledger import Ledger
-from tacit.mechanisms import GaussianMechanism, Rng, Seed
-from tacit.pate.journal import Journal
-from tacit.pate.vote_analysis import (
-    ORDERS,
-    PrivateCurve,
-    as_votes,
-    gnmax_rdp,
-    gnmax_rdp_exact,
-    threshold_rdp,
-    threshold_rdp_exact,
-)
-from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries
+from tacit._arrays import Indices
+from tacit._check import positive
+from tacit.mechanisms import GaussianMechanism, Rng
+from tacit.pate.votes import NO_ANSWER, Aggregator, Pay
 
 
 @dataclass(frozen=True)
@@ -49,10 +37,6 @@ class GNMax(Aggregator):
         return GaussianMechanism(
             self.sigma / math.sqrt(2), l2_sensitivity=math.sqrt(2), replace_factor=1.0
         )
-
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        price = gnmax_rdp_exact if tight else gnmax_rdp
-        return price(counts, sigma=self.sigma, orders=orders)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,105 +66,14 @@ class ConfidentGNMax(Aggregator):
 
     @property
     def _check(self) -> GaussianMechanism:
-        # The highest count (less a public offset) changes by <= 1 when one vote moves.
+        # The highest count changes by <= 1 when one vote moves.
         return GaussianMechanism(self.sigma_threshold, l2_sensitivity=1.0, replace_factor=1.0)
 
-    def _release(self, queries: Queries, pay: Pay, random: Rng) -> Indices:
-        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
-        pay(self._check.event, len(queries.counts))
-        is_clear = self._check.release(queries.leads, random) >= self.threshold
+    def _release(self, counts: Indices, pay: Pay, random: Rng) -> Indices:
+        labels = np.full(len(counts), NO_ANSWER, dtype=np.int64)
+        pay(self._check.event, len(counts))
+        highest = counts.max(axis=1).astype(float)
+        is_clear = self._check.release(highest, random) >= self.threshold
         if is_clear.any():
-            labels[is_clear] = super()._release(queries.at(is_clear), pay, random)
+            labels[is_clear] = super()._release(counts[is_clear], pay, random)
         return labels
-
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        return GNMax(self.sigma_answer)._answer_rdp(counts, orders, tight=tight)
-
-    def _check_rdp(self, leads: Floats, orders: Floats, *, tight: bool) -> Floats:
-        price = threshold_rdp_exact if tight else threshold_rdp
-        return price(leads, threshold=self.threshold, sigma=self.sigma_threshold, orders=orders)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InteractiveGNMax(ConfidentGNMax):
-    """Confident-GNMax that asks only where teachers and student disagree (1802.08908, Alg. 2).
-
-    The check compares with the threshold the largest value, over classes, of (vote count - number
-    of teachers * student's probability). That value is small where the student already agrees with
-    the teachers. A query that fails the check gets the label that the student predicts, at no
-    further cost, if the student's probability for that label is at least `confidence`.
-    """
-
-    confidence: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        in_closed_unit(confidence=self.confidence)
-
-    def answer(  # type: ignore[override]  # a student's probabilities are needed
-        self,
-        votes: ArrayLike,
-        student_probabilities: ArrayLike,
-        *,
-        ledger: Ledger | None = None,
-        rng: Seed = None,
-        journal: Journal | None = None,
-        block: int = 1,
-        max_answers: int | None = None,
-        strict: bool = False,
-        by_user: bool = False,
-    ) -> Indices:
-        """Return a label for each query, by the teachers or a confident student, or `NO_ANSWER`.
-
-        `student_probabilities` (queries, classes) must be computed from released labels and public
-        data alone. The other parameters are those of `ConfidentGNMax.answer`.
-        """
-        queries, probabilities = _compare_with_student(votes, student_probabilities)
-        labels = super().answer(
-            queries,
-            ledger=ledger,
-            rng=rng,
-            journal=journal,
-            block=block,
-            max_answers=max_answers,
-            strict=strict,
-            by_user=by_user,
-        )
-        is_sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
-        labels[is_sure] = probabilities[is_sure].argmax(axis=1)
-        return labels
-
-    def private_cost(  # type: ignore[override]  # as in answer
-        self,
-        votes: ArrayLike,
-        student_probabilities: ArrayLike,
-        labels: ArrayLike | None = None,
-        *,
-        orders: ArrayLike = ORDERS,
-        tight: bool = False,
-    ) -> PrivateCurve:
-        """Return the private Rényi cost of releasing `labels`, computed from the votes.
-
-        Labels that the student gave are counted as answers of the teachers.
-        """
-        queries, _ = _compare_with_student(votes, student_probabilities)
-        return super().private_cost(queries, labels, orders=orders, tight=tight)
-
-
-def _compare_with_student(votes: ArrayLike, probabilities: ArrayLike) -> tuple[Queries, Floats]:
-    """Return the votes with the value that the check compares for each, and the probabilities.
-
-    That value is the largest excess of a vote count over the count that the student expects.
-    """
-    counts = as_votes(votes)
-    shares = np.asarray(probabilities, dtype=float)
-    if shares.shape != counts.shape:
-        raise ValueError(
-            f"student_probabilities must have the shape of votes {counts.shape}, "
-            f"got {shares.shape}."
-        )
-    if not np.all((shares >= 0) & (shares <= 1 + 1e-6)):
-        raise ValueError("student_probabilities must be in [0, 1].")
-    n_teachers = counts[0].sum() if len(counts) else 0  # the same for every query, and public
-    # The student's share is public, so a moved vote still changes the maximum by <= 1.
-    return Queries(counts, (counts - n_teachers * shares).max(axis=1)), shares

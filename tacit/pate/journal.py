@@ -27,14 +27,12 @@ class Journal:
 
     It is opened with the public settings of the run, and raises an error for a file written under
     other settings. `ledger` must be the ledger that paid for the answers in the file. Only one
-    process may use the file at a time. `labels` maps the number of each asked query to its label,
-    and `published` maps names to other released numbers.
+    process may use the file at a time. `labels` maps the number of each asked query to its label.
     """
 
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
         self._path = Path(path)
         self.labels: dict[int, int] = {}
-        self.published: dict[str, dict[str, float]] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
         if not _is_torn_head(content):
             self._read(content, settings, ledger)
@@ -53,11 +51,6 @@ class Journal:
             raise AssertionError("a query was answered twice")
         self._append({"answers": pairs})
         self.labels.update(pairs)
-
-    def publish(self, what: str, numbers: dict[str, float]) -> None:
-        """Write numbers, already paid for, under the name `what`; return once they are on disk."""
-        self._append({"published": what, "numbers": numbers})
-        self.published[what] = numbers
 
     def fresh(self, rng: Rng) -> Rng:
         """Return `rng`, or a new generator derived from it if the journal already holds answers.
@@ -81,10 +74,7 @@ class Journal:
             head, *rest = [json.loads(line) for line in whole.split(b"\n")]
             kind, self.run, written = head["kind"], head["run"], head["settings"]
             for line in rest:
-                if "published" in line:
-                    self.published[line["published"]] = line["numbers"]
-                else:
-                    self.labels.update({int(query): int(label) for query, label in line["answers"]})
+                self.labels.update({int(query): int(label) for query, label in line["answers"]})
         except (ValueError, KeyError, TypeError):
             raise LedgerError(
                 f"{self._path.name} is not a journal of answers, or is damaged."

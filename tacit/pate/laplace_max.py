@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from tacit._arrays import Floats, Indices
 from tacit._check import positive
 from tacit.mechanisms import LaplaceMechanism
-from tacit.pate.vote_analysis import laplace_max_rdp
 from tacit.pate.votes import Aggregator
 
 
@@ -30,8 +28,3 @@ class LaplaceMax(Aggregator):
     def _mechanism(self) -> LaplaceMechanism:
         # One class loses a vote and one gains it: the L1 change is <= 2, also under replacement.
         return LaplaceMechanism(self.scale / 2, l1_sensitivity=2.0, replace_factor=1.0)
-
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        if tight:
-            raise ValueError("tight must be False for LaplaceMax: it is known for Gaussian noise.")
-        return laplace_max_rdp(counts, scale=self.scale, orders=orders)

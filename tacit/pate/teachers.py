@@ -251,7 +251,7 @@ def train_teachers(
     try:
         from joblib import Parallel, delayed
     except ImportError:
-        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
+        raise ImportError("train_teachers needs joblib: pip install 'tacit-dp[sklearn]'.") from None
 
     X, labels = checked_records(X, y, n_classes=n_classes)
     random = generator(rng)

@@ -14,31 +14,30 @@ from them:
 | `LaplaceMax` | winner of counts + Laplace noise | `Laplace(scale / 2)` |
 | `GNMax` | winner of counts + Gaussian noise | `Gaussian(sigma / sqrt(2))` |
 | `ConfidentGNMax` | nothing, unless a noisy check finds a clear winner | a check, then GNMax |
-| `InteractiveGNMax` | the same, where a student is still unsure | a check, then GNMax |
 
 The ledger is charged with these data-independent events. The number of answers that follow the
 checks is known only as they are released. A budget is therefore kept by the ledger's filter.
 Without a budget, the cost to state is `event(n_queries, max_answers)`, fixed beforehand (Gaussian
 releases in adaptive order cost what their squared multipliers add up to: Smith & Thakurta 2022,
-arXiv:2210.17520). The data-dependent cost (`private_cost`) is smaller, private and never charged.
+arXiv:2210.17520). A cost computed from votes is smaller, but private, and never charged:
+`benchmarks/_pate_costs.py`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit import events
-from tacit._arrays import Flags, Floats, Indices
+from tacit._arrays import Indices
 from tacit._check import whole
 from tacit.errors import BudgetExceeded, TacitError
 from tacit.events import Event, Repeated
 from tacit.ledger import Ledger
 from tacit.mechanisms import Mechanism, Rng, Seed, generator
 from tacit.pate.journal import Journal
-from tacit.pate.vote_analysis import ORDERS, PrivateCurve, as_votes
 
 NO_ANSWER = -1
 """Label of a query that was refused, or that was not asked because the budget ended."""
@@ -72,26 +71,12 @@ class TeacherError(TacitError):
     """
 
 
-class Queries(NamedTuple):
-    """Private vote counts of some queries, and for each query its `lead`.
-
-    The lead is the number that a check compares with its threshold, usually the highest count.
-    """
-
-    counts: Indices  # (queries, classes)
-    leads: Floats  # (queries,)
-
-    def at(self, index: NDArray[Any]) -> "Queries":
-        """Return the queries that `index` selects."""
-        return Queries(self.counts[index], self.leads[index])
-
-
 class Aggregator(ABC):
     """Rule that answers queries by a noisy vote; it pays for answers before it releases them."""
 
     def answer(
         self,
-        votes: ArrayLike | Queries,
+        votes: ArrayLike,
         *,
         ledger: Ledger | None = None,
         rng: Seed = None,
@@ -106,7 +91,7 @@ class Aggregator(ABC):
         Parameters
         ----------
         votes
-            Private counts of shape (queries, classes), or `Queries` made from them.
+            Private counts of shape (queries, classes).
         ledger
             Pays for each block before it is released; None keeps no record. When the ledger
             refuses a payment, the remaining queries stay unanswered. `BudgetExceeded` is raised if
@@ -126,11 +111,11 @@ class Aggregator(ABC):
         """
         if ledger is not None:
             ledger.require_unit(is_user=by_user)
-        queries = _as_queries(votes)
+        counts = as_votes(votes)
         payer = Ledger() if ledger is None else ledger
         random = generator(rng)
         block = whole(block=block, least=1)
-        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
+        labels = np.full(len(counts), NO_ANSWER, dtype=np.int64)
         known: list[int] = []
         if journal is not None:
             random = journal.fresh(random)
@@ -150,7 +135,7 @@ class Aggregator(ABC):
         while len(waiting) and left > 0:
             now = waiting[: min(block, left)]  # stays within max_answers if all are answered
             try:
-                released = self._release(queries.at(now), pay, random)
+                released = self._release(counts[now], pay, random)
             except BudgetExceeded:
                 if strict or not has_paid:
                     raise
@@ -170,27 +155,6 @@ class Aggregator(ABC):
             parts.insert(0, Repeated(self._check.event, n_queries))
         return events.Sequence(tuple(parts))
 
-    def private_cost(
-        self,
-        votes: ArrayLike | Queries,
-        labels: ArrayLike | None = None,
-        *,
-        orders: ArrayLike = ORDERS,
-        tight: bool = False,
-    ) -> PrivateCurve:
-        """Return the Rényi cost of releasing `labels` given the votes; **private**, never publish.
-
-        Without `labels` every query counts as answered. If `tight`, the cost is the exact largest
-        divergence from a neighbor (`gnmax_rdp_exact`) instead of the papers' bound on it.
-        """
-        queries = _as_queries(votes)
-        grid, answered = np.asarray(orders, float), queries.counts
-        if labels is not None:
-            answered = queries.counts[has_label(labels, len(queries.counts))]
-        cost = self._check_rdp(queries.leads, grid, tight=tight).sum(axis=0)
-        cost += self._answer_rdp(answered, grid, tight=tight).sum(axis=0)
-        return PrivateCurve(grid, cost)
-
     @property
     def has_check(self) -> bool:
         """Whether a query may be refused, so that the number of answers depends on the votes."""
@@ -206,24 +170,34 @@ class Aggregator(ABC):
         """Mechanism that decides whether a query is answered; None if every query is."""
         return None
 
-    @abstractmethod
-    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
-        """Return the private Rényi cost of answering each query: (queries, orders)."""
-
-    def _check_rdp(
-        self,
-        leads: Floats,
-        orders: Floats,
-        *,
-        tight: bool,  # noqa: ARG002  # for aggregators with a check
-    ) -> Floats:
-        """Return the private Rényi cost of checking each query: (queries, orders)."""
-        return np.zeros((len(leads), len(orders)))
-
-    def _release(self, queries: Queries, pay: Pay, random: Rng) -> Indices:
+    def _release(self, counts: Indices, pay: Pay, random: Rng) -> Indices:
         """Pay for one block of queries, then return the noisy winners."""
-        pay(self._mechanism.event, len(queries.counts))
-        return self._mechanism.release(queries.counts, random).argmax(axis=1)
+        pay(self._mechanism.event, len(counts))
+        return self._mechanism.release(counts, random).argmax(axis=1)
+
+
+def as_votes(votes: ArrayLike) -> Indices:
+    """Return `votes` as whole numbers (queries, classes); raise unless each teacher votes once.
+
+    Every row must add up to the number of teachers. Error messages never show a count, because
+    counts are private.
+    """
+    array = np.asarray(votes)
+    if array.ndim != 2 or array.shape[1] < 2:
+        raise ValueError(
+            f"votes must have shape (queries, classes) with >= 2 classes, got {array.shape}."
+        )
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"votes must be whole numbers, got dtype {array.dtype}.")
+    if not np.all(np.isfinite(array)) or np.any(array < 0) or np.any(array != np.round(array)):
+        raise ValueError("votes must be whole numbers >= 0: how many teachers chose each class.")
+    counts = array.astype(np.int64)
+    totals = counts.sum(axis=1)
+    if len(totals) and (totals[0] < 1 or np.any(totals != totals[0])):
+        raise ValueError(
+            "votes of every query must add up to the number of teachers: each teacher votes once."
+        )
+    return counts
 
 
 def count_votes(
@@ -254,16 +228,6 @@ def count_votes(
     return counts
 
 
-def has_label(labels: ArrayLike, n_queries: int) -> Flags:
-    """Return for each of `n_queries` queries whether its label is other than `NO_ANSWER`."""
-    given = np.asarray(labels)
-    if given.shape != (n_queries,):
-        raise ValueError(
-            f"labels must hold one label for each of {n_queries} queries, got shape {given.shape}."
-        )
-    return given != NO_ANSWER
-
-
 def is_class_number(values: NDArray[Any], n_classes: int) -> bool:
     """Return whether all `values` are whole numbers from 0 to `n_classes` - 1."""
     return values.dtype.kind in "iu" and not np.any((values < 0) | (values >= n_classes))
@@ -286,13 +250,6 @@ def teacher_error(who: str, what: str, failure: Exception) -> TeacherError:
         f"message may quote records: to see it, {what} with such a teacher on records that are not "
         "private."
     )
-
-
-def _as_queries(votes: ArrayLike | Queries) -> Queries:
-    if isinstance(votes, Queries):
-        return votes
-    counts = as_votes(votes)
-    return Queries(counts, counts.max(axis=1).astype(float))
 
 
 def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable[NDArray[Any]]:

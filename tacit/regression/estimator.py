@@ -25,7 +25,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, Relation
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, PlannedPayment, PlanningLedger, agreed_relation
 from tacit.mechanisms import GaussianMechanism, Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
 from tacit.regression.ledger_file import LedgerFile
@@ -133,17 +133,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _relation(self, ledger: Ledger | LedgerFile | None) -> Relation:
         """Return the neighboring relation; raise if `ledger`, which pays, uses another relation."""
-        try:
-            relation = Relation(self.relation)
-        except ValueError:
-            names = ", ".join(str(member) for member in Relation)
-            raise ValueError(f"relation must be one of {names}, got {self.relation!r}.") from None
-        if ledger is not None and ledger.relation is not relation:
-            raise ValueError(
-                f"relation must be that of the ledger, {ledger.relation}, got {relation}. "
-                "Pass relation=ledger.relation."
-            )
-        return relation
+        return agreed_relation(Relation(self.relation), ledger and ledger.relation)
 
     def _pay(self, event: Event, detail: str, *, is_user: bool = False) -> None:
         """Spend `event` on the ledger, if there is one; call this before any release.
@@ -201,37 +191,20 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         return tags
 
 
-class _Planned(Exception):
-    """Raised in place of a payment, with the event that would be paid."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self.event = event
-
-
-class _PlanningLedger:
-    """What an estimator sees as its ledger while its fit is planned."""
-
-    def __init__(self, relation: Relation) -> None:
-        self.relation = relation
-
-    def spend(self, event: Event, **_: Any) -> None:
-        raise _Planned(event)
-
-
 def planned_event(estimator: Any, fit: Callable[[Any], Any]) -> Event:
     """Return the event that `fit` would pay for, given a copy of the estimator.
 
     Nothing is paid or released. Raises what the fit would raise before its payment. Any: the
     estimators share no type.
     """
-    ledger = _PlanningLedger(Relation(estimator.relation))
+    ledger = PlanningLedger(relation=Relation(estimator.relation), unit="user")
+    ledger.declare_one_record_each()  # so that it takes fits for records and fits for users
     copy = type(estimator)(**{**estimator.get_params(deep=False), "ledger": ledger})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit itself will warn
         try:
             fit(copy)
-        except _Planned as planned:
+        except PlannedPayment as planned:
             return planned.event
     raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
 
@@ -268,13 +241,6 @@ def relative_weights(
     if not np.isfinite(weights).all():
         raise ValueError("sample_weight must be finite.")
     return np.clip(weights, 0.0, largest) / largest
-
-
-def one_of(options: Sequence[str], **named: object) -> None:
-    """Raise an error if the value of the single keyword argument is not one of `options`."""
-    ((name, value),) = named.items()
-    if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}.")
 
 
 def number_classes(

@@ -28,7 +28,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from tacit._arrays import Floats
-from tacit._check import positive, whole
+from tacit._check import one_of, positive, whole
 from tacit.accounting import RDP, calibrate
 from tacit.accounting import epsilon as epsilon_of
 from tacit.events import Event, Exponential, Relation, Repeated
@@ -39,7 +39,6 @@ from tacit.regression.estimator import (
     PrivateEstimator,
     gaussian_shares,
     number_classes,
-    one_of,
     public_size,
 )
 from tacit.regression.logistic import binary_log_probabilities, binary_probabilities

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
-from tacit._check import boolean, in_open_unit
+from tacit._check import boolean, in_open_unit, one_of
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, one_of, public_size, relative_weights
+from tacit.regression.estimator import PrivateRegressor, public_size, relative_weights
 from tacit.regression.functional import FunctionalPlan
 from tacit.regression.intervals import Ends, Inference, InferenceMixin
 from tacit.regression.newton import NewtonFit, NewtonPlan
@@ -129,14 +129,9 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
             fit_intercept=is_centered,
             penalty=penalty,
         )
-        self.coef_, intercept = box.unscale(fitted.theta, target_box)
-        self.intercept_ = float(intercept)
-        self.inference_ = None
+        self._store(fitted.theta, box, target_box, plan)
         if isinstance(fitted, NewtonFit) and penalty is None:
             self.inference_ = self._infer(fitted, box, target_box, fitted.residual_std)
-        self.event_ = plan.event
-        self.method_ = plan.method
-        self.reason_ = self._reason(plan)
         return self
 
     def fit_moments(
@@ -165,10 +160,7 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         private = moments(plan.row_norm)
         self._pay(plan.event, plan.method, is_user=is_user)
         theta = fit_moments(private, plan, n_records=n_records, rng=self._generator())
-        self.coef_, intercept = box.unscale(theta, target_box)
-        self.intercept_ = float(intercept)
-        self.inference_, self.event_, self.method_ = None, plan.event, plan.method
-        self.reason_ = self._reason(plan)
+        self._store(theta, box, target_box, plan)
         self.n_features_in_ = n_features
         return self
 
@@ -177,6 +169,14 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         table = self._predict_table(X)
         rows = np.column_stack([np.ones(len(table)), table]) if self.fit_intercept else table
         return self._inference().prediction_interval(rows, confidence)
+
+    def _store(self, theta: Floats, box: Box, target_box: Box, plan: LinearPlan) -> None:
+        self.coef_, intercept = box.unscale(theta, target_box)
+        self.intercept_ = float(intercept)
+        self.inference_ = None
+        self.event_ = plan.event
+        self.method_ = plan.method
+        self.reason_ = self._reason(plan)
 
     def _reason(self, plan: LinearPlan) -> str:
         """Return why the method was used: as asked for, or the public facts that decided."""

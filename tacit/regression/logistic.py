@@ -1,4 +1,4 @@
-"""Private logistic regression; its methods are in `irls`, `sgd`, `objective` and `gradient`."""
+"""Private logistic regression; its methods are in `irls`, `objective` and `gradient`."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 
 from tacit._arrays import Floats
-from tacit._check import boolean, in_closed_unit
-from tacit.regression import gradient, irls, objective, sgd
+from tacit._check import boolean, one_of
+from tacit.regression import gradient, irls, objective
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import (
     PrivateEstimator,
     number_classes,
-    one_of,
     public_size,
     relative_weights,
 )
@@ -29,11 +28,11 @@ from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
 from tacit.regression.penalty import public_penalty
 from tacit.regression.rows import PrivateRows
-from tacit.regression.sgd import SGDPlan
 
-METHODS = ("gradient", "sgd", "objective", "descent")
+METHODS = ("gradient", "objective", "descent")
 MOST_COLUMNS = 2000
-LogisticPlan: TypeAlias = IRLSPlan | SGDPlan | ObjectivePlan | DescentPlan
+NO_SGD = "method 'sgd' is gone: write 'gradient', or 'descent' for a sparse or wide table."
+LogisticPlan: TypeAlias = IRLSPlan | ObjectivePlan | DescentPlan
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -48,9 +47,9 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     bounds
         For indicators also set `norm`, which reduces the noise; see `Bounds`.
     method
-        `"gradient"`, noisy gradients with Newton steps (`irls`); `"sgd"`, DP-SGD on Poisson lots at
-        `rate`; `"objective"`, objective perturbation, for two classes only;
-        `"descent"`, noisy descent without second moments, for sparse or wide tables. `"auto"` is
+        `"gradient"`, noisy gradients with Newton steps (`irls`); `"objective"`, objective
+        perturbation, for two classes only; `"descent"`, noisy descent without second moments, for
+        sparse or wide tables. `"auto"` is
         `"descent"` for sparse tables and above 2,000 columns, `"objective"` if public facts (number
         of records and of features, budget) show that noise hides the second moments, and else
         `"gradient"`.
@@ -78,7 +77,6 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     """
 
     method: str = "auto"
-    rate: float = 0.05
     max_weight: float | None = None
     fit_intercept: bool = True
     l2: float | None = None
@@ -139,8 +137,6 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         self._pay(plan.event, plan.method)
         if isinstance(plan, ObjectivePlan):
             theta = objective.fit_objective(rows, numbers, plan, rng=rng)[:, None]
-        elif isinstance(plan, SGDPlan):
-            theta = sgd.fit_sgd(rows, numbers, plan, len(classes), n_records, rng=rng)
         else:
             fitted = irls.fit_irls(
                 rows,
@@ -254,6 +250,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         is_sparse: bool,
     ) -> LogisticPlan:
         terms = self._terms()
+        if self.method == "sgd":
+            raise ValueError(NO_SGD)
         one_of(("auto", *METHODS), method=self.method)
         is_wide = is_sparse or n_features > MOST_COLUMNS
         if is_wide and self.method not in ("auto", "descent"):
@@ -263,11 +261,6 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             )
         if is_wide or self.method == "descent":
             return gradient.plan_descent(n_classes=n_classes, n_records=n_records, **terms)
-        if self.method == "sgd":
-            rate = in_closed_unit(rate=self.rate)
-            if rate == 0:
-                raise ValueError("rate must be above 0, got 0.")
-            return sgd.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **terms)
         needs_gradient = is_weighted or not self.fit_intercept or n_classes != 2
         needs_gradient = needs_gradient or self.l1 is not None or self.l2 is not None
         is_hopeless = irls.is_hopeless(n_features, n_records=n_records, **terms)

@@ -7,8 +7,6 @@ whoever edits a certificate on purpose can compute the seal again. Such an edit 
 unless it changes the events too, because prices are recomputed from the events. In a run folder,
 `tacit.report.run_certificate` derives the whole certificate again; `tacit.report.signature` says
 who vouches for it.
-
-Version 2 added `context`. Certificates of version 1 are still read.
 """
 
 import hashlib
@@ -226,15 +224,15 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
     if not is_close(stated, epsilon):
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
         return  # other prices of these events say no more
-    for group in claim.get("groups", ()):
+    for group in claim["groups"]:
         if not _is_same_group(
             group, group_claim(event, group["records"], claim["delta"], relation)
         ):
             k = group["records"]
             yield Problem("claim.groups", f"the epsilon for {k} records is another one")
-    if claim["unit"] != "record" and claim.get("groups"):
+    if claim["unit"] != "record" and claim["groups"]:
         yield Problem("claim.groups", "must be empty unless the unit is a record")
-    if certificate["version"] > 1 and set(certificate["context"]) != set(CONTEXT):
+    if set(certificate["context"]) != set(CONTEXT):
         yield Problem("context", f"must have {', '.join(CONTEXT)}")
     if claim["sampling"]["assumed"] != str(event):
         yield Problem("claim.sampling.assumed", "does not describe the events")
@@ -251,17 +249,13 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _is_same_group(stated: Mapping[str, Any], again: Mapping[str, Any]) -> bool:
-    """Return whether a group's claim holds. Earlier versions stated no `price`, and no bounds.
+    """Return whether a group's claim holds.
 
     An upper bound also holds if it is larger than the one that is known now.
     """
-    if "price" not in stated and stated["epsilon"] is None:
-        return True
     first, now = (math.inf if o["epsilon"] is None else o["epsilon"] for o in (stated, again))
     is_looser = again["price"] == "upper bound" and first > now
-    return stated.get("price", again["price"]) == again["price"] and (
-        is_looser or is_close(first, now)
-    )
+    return stated["price"] == again["price"] and (is_looser or is_close(first, now))
 
 
 def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:

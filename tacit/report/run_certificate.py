@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -43,8 +43,6 @@ _PRICES = (
     "facts.ledger_state.epsilon.",
 )
 """Values that accountants compute; they may differ in the last digits between machines."""
-_ADDED = ("context", "issuer", "claim.groups", "utility.intervals")
-"""Fields that were added while tacit was 0.1.0: a certificate of that version may lack them."""
 _OPTIONAL = {  # field of the certificate's context: field of the facts, if they have it
     "data_commitment": "data_fingerprint",
     "isolation": "isolation",
@@ -127,10 +125,7 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
 
 
 def _with_groups_of(stored: Any, derived: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
-    """Return `derived` with the stored prices of the same groups: `verify` checks them.
-
-    Certificates of earlier versions state fewer of them.
-    """
+    """Return `derived` with the stored prices of the same groups: `verify` checks them."""
     claim = stored.get("claim", {}) if isinstance(stored, Mapping) else {}
     sizes = [
         [group.get("records") for group in one.get("groups", ())]
@@ -174,16 +169,11 @@ def verify_run(folder: str | Path, *, ledger: str | Path | None = None) -> list[
     problems += verify(stored, folder=run.path)
     if any(not one.is_missing for one in problems) or not (run / facts.model_file).is_file():
         return problems
-    if stored["version"] == 1 and facts.version > 1:
-        return [*problems, Problem("version", "is 1, but the run is newer")]
     issuer = _issuer(stored) if (run / SIGNATURE).is_file() else None
-    is_early = facts.versions.get("tacit") == "0.1.0"
     try:
         derived = certificate_of(facts, run, issuer=issuer)
-        derived |= {"version": stored["version"], "seal": stored["seal"]}  # checked above
-        derived = _with_groups_of(stored, derived)
-        differences = _differences(stored, derived, may_lack=_ADDED if is_early else ())
-        return [*problems, *differences]
+        derived = _with_groups_of(stored, derived | {"seal": stored["seal"]})  # checked above
+        return [*problems, *_differences(stored, derived)]
     except _MALFORMED:
         return [*problems, Problem("facts.json", "is not what a run writes")]
 
@@ -221,9 +211,7 @@ def check_run(run: RunFolder, *, ledger: str | Path | None = None) -> list[Probl
     problems = list(_file_problems(run, facts))
     if not problems:
         problems += [*_facts_problems(facts), *_recipe_problems(run, facts)]
-    if facts.ledger_head or facts.version > 1:
-        problems += _payment_problems(run, facts, ledger)
-    return problems
+    return [*problems, *_payment_problems(run, facts, ledger)]
 
 
 def _payment_problems(run: RunFolder, facts: Facts, given: str | Path | None) -> list[Problem]:
@@ -282,15 +270,13 @@ def _tuning(facts: Facts) -> str:
 def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     stored = {facts.model_file: facts.model_sha256, facts.recipe_file: facts.recipe_sha256}
     for name, expected in (stored | facts.files).items():
-        if not expected and facts.version == 1:
-            continue
         path = run / Path(name).name  # the name alone, so it stays inside the folder
         if not path.is_file():
             yield Problem(name, "does not exist", is_missing=True)
         elif file_hash(path) != expected:
             yield Problem(name, "is not the file of this run: it has another hash")
     named = {facts.metrics_file, facts.baseline_file} - {None, ""}
-    for name in sorted(named - set(facts.files)) if facts.version > 1 else ():
+    for name in sorted(named - set(facts.files)):
         yield Problem(str(name), "has no hash in the facts")
 
 
@@ -304,7 +290,7 @@ def _audit_problems(run: RunFolder) -> Iterator[Problem]:
         yield Problem(AUDIT, _shown(wrong))
         return
     stated = audit.get("model_sha256") if isinstance(audit, dict) else None
-    if facts.version > 1 and stated != facts.model_sha256:
+    if stated != facts.model_sha256:
         yield Problem(AUDIT, "is not an audit of this model; run tacit audit again")
 
 
@@ -315,13 +301,13 @@ def _facts_problems(facts: Facts) -> Iterator[Problem]:
     except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
         yield Problem("facts.event", f"cannot be priced: {_shown(wrong)}")
         return
-    if facts.version > 1 and not is_close(facts.epsilon, epsilon):
+    if not is_close(facts.epsilon, epsilon):
         yield Problem("facts.epsilon", f"the event costs {epsilon:.6g}, not {facts.epsilon:.6g}")
 
 
 def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     """Yield a problem for each setting of the recipe that the facts or the model contradict."""
-    if not (run / RECIPE).is_file() or facts.version == 1:
+    if not (run / RECIPE).is_file():
         return
     try:
         text = (run / RECIPE).read_text(encoding="utf-8")
@@ -391,8 +377,6 @@ def _ledger_problems(
     if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
         yield Problem(name, "has another unit or relation than the facts")
     sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]
-    if facts.version == 1 and not sealed:
-        return
     if sealed != [expected]:
         yield Problem(name, "its row for this run does not hold the hashes of these files")
         return
@@ -430,23 +414,21 @@ def _is_covered(paid: list[Entry], claimed: Event) -> bool:
     return True
 
 
-def _differences(
-    old: Any, derived: Any, path: str = "", *, may_lack: Container[str] = ()
-) -> Iterator[Problem]:  # Any: JSON
+def _differences(old: Any, derived: Any, path: str = "") -> Iterator[Problem]:  # Any: JSON
     """Yield a problem for each value that differs; computed prices may differ by rounding."""
     at = path or "certificate"
     if isinstance(old, Mapping) and isinstance(derived, Mapping):
         for name in sorted(set(old) | set(derived)):
             where = f"{path}.{name}" if path else name
             if name in old and name in derived:
-                yield from _differences(old[name], derived[name], where, may_lack=may_lack)
+                yield from _differences(old[name], derived[name], where)
             elif name not in derived:
                 yield Problem(where, "is not part of the run")
-            elif where not in may_lack:
+            else:
                 yield Problem(where, "is missing")
     elif isinstance(old, list) and isinstance(derived, list | tuple) and len(old) == len(derived):
         for index, (one, other) in enumerate(zip(old, derived, strict=True)):
-            yield from _differences(one, other, f"{at}.{index}", may_lack=may_lack)
+            yield from _differences(one, other, f"{at}.{index}")
     elif path.startswith(_PRICES) and _is_number(old) and _is_number(derived):
         if not is_close(float(old), float(derived)):
             yield Problem(at, "is another number when it is derived again")

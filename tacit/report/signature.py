@@ -92,8 +92,6 @@ def sign(folder: str | Path, key: str | Path, *, issuer: str) -> str:
             f"{folder} is not signed, because it does not verify: {first.field} {first.what}."
         )
     certificate = read_json(place.file)
-    if certificate["version"] == 1:
-        raise ValueError("a certificate of version 1 cannot be signed. Run tacit report first.")
     place.signature.unlink(missing_ok=True)  # never a signature beside another certificate
     body = {name: v for name, v in certificate.items() if name != "seal"} | {"issuer": issuer}
     text = json.dumps(body | {"seal": seal(body)}, indent=2) + "\n"

@@ -9,9 +9,7 @@ from tacit.report.figures import Figure, Role, Series
 
 
 def transfer_figures(fitted: dict[str, Any]) -> tuple[Figure, ...]:  # Any: JSON values
-    """Return the figures of a transfer's model.json; none if an earlier version wrote it."""
-    if "alone" not in fitted:
-        return ()
+    """Return the figures of a transfer's model.json."""
     return _coefficients(fitted), _agreement(fitted)
 
 

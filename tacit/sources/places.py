@@ -146,7 +146,7 @@ def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> RawTable:
         raise FileNotFoundError(f"there is no DuckDB file {file}.")
     connection = _duckdb_connection(file, stack)
     if connection is None:
-        raise ModuleNotFoundError("DuckDB is not installed. Run: pip install 'tacit[engines]'")
+        raise ModuleNotFoundError("DuckDB is not installed. Run: pip install 'tacit-dp[engines]'")
     # For views of Parquet files; see _file. These optimizers rely on statistics without NaN.
     connection.execute("SET disabled_optimizers = 'statistics_propagation,filter_pushdown'")
     return _relation(lambda: connection.sql(f"FROM {table}"), f"{Path(file).name}#{table}")
@@ -185,7 +185,7 @@ def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable
         psycopg: Any = import_module("psycopg")
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "PostgreSQL tables need psycopg. Run: pip install 'tacit[engines]'"
+            "PostgreSQL tables need psycopg. Run: pip install 'tacit-dp[engines]'"
         ) from None
     try:
         connection = stack.enter_context(psycopg.connect(address))

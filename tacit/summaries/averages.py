@@ -69,9 +69,8 @@ def mean(
     checked, range_ = Terms.check(terms), as_range(bounds)
     column = in_unit(values, range_, missing=missing, outside=outside)
     degree = 2 if check_about(about) == POPULATION else 1
-    division = checked.divide([moment_block(checked, degree, len(column))])
-    event = division.pay("mean")
-    block = division.noises[0].release(moment_sums(degree, column), checked.rng)
+    cells = moment_block(checked, degree, len(column))
+    event, block = checked.release(cells, moment_sums(degree, column), "mean")
     found = mean_interval(MomentSums.of(block, degree), about, checked.confidence)
     return Statistic("mean", *found.through(range_.unscale), checked.confidence, about, event=event)
 
@@ -93,9 +92,8 @@ def variance(
     checked, range_ = Terms.check(terms), as_range(bounds)
     column = in_unit(values, range_, missing=missing, outside=outside)
     check_about(about)
-    division = checked.divide([moment_block(checked, DEGREE, len(column))])
-    event = division.pay("variance")
-    block = division.noises[0].release(moment_sums(DEGREE, column), checked.rng)
+    cells = moment_block(checked, DEGREE, len(column))
+    event, block = checked.release(cells, moment_sums(DEGREE, column), "variance")
     found = variance_interval(MomentSums.of(block, DEGREE), about, checked.confidence)
     found = found.through(lambda x: x * range_.width**2)
     return Statistic("variance", *found, checked.confidence, about, event=event)

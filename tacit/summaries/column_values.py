@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Flags, Floats, Indices
+from tacit._check import one_of
 
 Category: TypeAlias = str | int | float | bool
 CLIP, DROP = "clip", "drop"
@@ -71,8 +72,7 @@ def in_unit(
     `missing` is "drop" or the number that stands for a missing value. `outside` says what happens
     to values outside the bounds: "clip" or "drop".
     """
-    if outside not in (CLIP, DROP):
-        raise ValueError(f"outside must be 'clip' or 'drop', got {outside!r}.")
+    one_of((CLIP, DROP), outside=outside)
     column = numbers(values)
     if missing != DROP:
         column = np.where(np.isnan(column), fill_value(missing), column)

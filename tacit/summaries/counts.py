@@ -56,9 +56,7 @@ def count(values: ArrayLike, **terms: Unpack[ReleaseTerms]) -> Statistic:
     """
     checked = Terms.check(terms)
     present = is_present(values)
-    division = checked.divide([Block(1)])
-    event = division.pay("count")
-    block = division.noises[0].release([present.sum()], checked.rng)
+    event, block = checked.release(Block(1), [present.sum()], "count")
     found = count_interval(block, np.ones(1), checked.confidence)
     return Statistic("count", *found, checked.confidence, RECORDS, event=event)
 
@@ -98,10 +96,7 @@ def histogram(
         cells = bin_codes(in_unit(values, range_), n_bins)
         names = [f"[{a:.6g}, {b:.6g})" for a, b in pairwise(edges)]
         names[-1] = names[-1][:-1] + "]"
-    block = one_cell_block(checked, len(names) + 1, len(cells))
-    division = checked.divide([block])
-    event = division.pay("histogram")
-    released = division.noises[0].release(cell_counts(cells, len(names) + 1), checked.rng)
+    event, released = release_cells(checked, cells, len(names) + 1, "histogram")
     rows = cell_rows(released, [*names, ABSENT], about, checked.confidence)
     return StatisticTable(
         tuple(rows), event, checked.epsilon, checked.delta, checked.relation, "histogram"
@@ -128,14 +123,12 @@ def contingency_table(
     if len(lists) != 2:
         raise ValueError("categories must be a pair of lists, one for each column.")
     i, j = codes(first, lists[0]), codes(second, lists[1])
-    n_records = same_length(first=i, second=j)
+    same_length(first=i, second=j)
     shape = len(lists[0]), len(lists[1])
     n_pairs = _few(shape[0] * shape[1])
     cells = np.where((i < shape[0]) & (j < shape[1]), i * shape[1] + j, n_pairs)
     names = [f"{category_text(a)} | {category_text(b)}" for a in lists[0] for b in lists[1]]
-    division = checked.divide([one_cell_block(checked, n_pairs + 1, n_records)])
-    event = division.pay("contingency table")
-    released = division.noises[0].release(cell_counts(cells, n_pairs + 1), checked.rng)
+    event, released = release_cells(checked, cells, n_pairs + 1, "contingency table")
     rows = cell_rows(released, [*names, OTHER], about, checked.confidence)
     return StatisticTable(
         tuple(rows), event, checked.epsilon, checked.delta, checked.relation, "contingency table"
@@ -244,6 +237,14 @@ def bin_codes(unit: Floats, n_bins: int) -> Indices:
 def one_cell_block(terms: Terms, n_cells: int, n_records: int, share: float = 1.0) -> Block:
     """Return the block of a histogram in which every record has exactly one cell."""
     return Block(_few(n_cells), share, total=n_records if terms.is_size_public else None)
+
+
+def release_cells(
+    terms: Terms, cells: Indices, n_cells: int, note: str
+) -> tuple[Event, NoisyBlock]:
+    """Pay for a histogram in which every record has one cell, and return event and noisy counts."""
+    block = one_cell_block(terms, n_cells, len(cells))
+    return terms.release(block, cell_counts(cells, n_cells), note)
 
 
 def cell_rows(

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from tacit import events as ev
 from tacit._arrays import Flags, Indices
+from tacit._check import within
 from tacit.events import Event
 from tacit.summaries.averages import DEGREE, mean_interval, variance_interval
 from tacit.summaries.bernstein import MomentSums, moment_block, moment_sums
@@ -162,7 +163,7 @@ def describe(
 
 
 @dataclass(frozen=True)
-class _Number:
+class _NumberColumn:
     """A declared number; without a range, its bounds are found privately."""
 
     name: str
@@ -280,7 +281,7 @@ class _Category:
         )
 
 
-_Declared = _Number | _Category
+_Declared = _NumberColumn | _Category
 
 
 def declared_columns(schema: Any) -> list[_Declared]:  # Any: see `describe`
@@ -302,7 +303,7 @@ def declared_columns(schema: Any) -> list[_Declared]:  # Any: see `describe`
 
 def _declared(name: str, given: Any) -> _Declared | None:  # Any: what a user declares
     if given is None or given == "number":
-        return _Number(name, None)
+        return _NumberColumn(name, None)
     if given is bool or given == "boolean":
         return _Category(name, (False, True))
     if isinstance(given, str):
@@ -311,7 +312,7 @@ def _declared(name: str, given: Any) -> _Declared | None:  # Any: what a user de
         raise ValueError(f"column {name!r} has no declaration that can be read. {_HOW}")
     if isinstance(given, tuple | list | np.ndarray):
         if len(given) == 2 and all(_is_real(x) for x in given):
-            return _Number(name, as_range(given, f"bounds of column {name!r}"))
+            return _NumberColumn(name, as_range(given, f"bounds of column {name!r}"))
         return _Category(name, check_categories(list(given), f"categories of column {name!r}"))
     return _from_settings(name, given)
 
@@ -344,15 +345,14 @@ def _from_settings(name: str, given: Any) -> _Declared | None:  # Any: an object
     range_ = None if bounds == (None, None) else as_range(bounds, f"bounds of column {name!r}")
     rule = DROP if outside in ("missing", DROP) else CLIP
     filled = float(missing) if _is_real(missing) else DROP
-    return _Number(name, range_, filled, rule, setting("step"))
+    return _NumberColumn(name, range_, filled, rule, setting("step"))
 
 
 def _check_schema(
     flags: Mapping[str, ArrayLike], terms: Terms, share: float, tolerated: float
 ) -> tuple[Event, ...]:
     """Pay for the check of the schema and return its event; raise if a column is hopeless."""
-    if not 0 <= share <= 0.5:
-        raise ValueError(f"check_share must be in [0, 0.5], got {share}.")
+    within(0, 0.5, check_share=share)
     if share == 0:
         return ()
     found = count_outside(
@@ -379,7 +379,7 @@ def _divide(
 
     Every tree is made as if all of them were alike; only numbers on a grid have fewer leaves.
     """
-    n_trees = sum(isinstance(column, _Number) for column in columns)
+    n_trees = sum(isinstance(column, _NumberColumn) for column in columns)
     without = CountTree(0, 2, is_gaussian=False)
     n_other = sum(len(column.blocks(terms, n_records, without)) for column in columns)
     tree = without._replace(is_gaussian=terms.is_gaussian(n_other))
@@ -392,7 +392,7 @@ def _divide(
             terms, n_cells, n_values=column.n_values, n_trees=n_trees, n_other=n_other,
             is_gaussian=tree.is_gaussian,
         )
-        if isinstance(column, _Number) and column.n_values else tree
+        if isinstance(column, _NumberColumn) and column.n_values else tree
         for column in columns
     ]  # fmt: skip
     pairs = zip(columns, trees, strict=True)

@@ -23,14 +23,13 @@ from tacit.summaries.column_values import (
     numbers,
     same_length,
 )
-from tacit.summaries.counts import bin_codes, one_cell_block, share_interval
+from tacit.summaries.counts import bin_codes, release_cells, share_interval
 from tacit.summaries.error_law import Interval, Spread, accepted_range, half_width
 from tacit.summaries.payment import (
     Block,
     NoisyBlock,
     ReleaseTerms,
     Terms,
-    cell_counts,
     fractional_sums,
 )
 from tacit.summaries.statistic import POPULATION, Statistic, check_about
@@ -56,12 +55,10 @@ def accuracy(
     'accuracy'
     """
     checked = Terms.check(terms)
-    is_right = _agree(labels, predictions)
-    division = checked.divide([one_cell_block(checked, 2, len(is_right))])
-    event = division.pay("accuracy")
-    sums = cell_counts(np.where(is_right, 0, 1), 2)
-    block = division.noises[0].release(sums, checked.rng)
-    found = share_interval(block, np.array([1.0, 0.0]), check_about(about), checked.confidence)
+    check_about(about)
+    cells = np.where(_agree(labels, predictions), 0, 1)
+    event, block = release_cells(checked, cells, 2, "accuracy")
+    found = share_interval(block, np.array([1.0, 0.0]), about, checked.confidence)
     return Statistic("accuracy", *found, checked.confidence, about, event=event)
 
 
@@ -87,9 +84,8 @@ def commonest_share(
     check_about(about)
     places = numbers(labels)
     places = np.where(np.isin(places, classes), places, 0).astype(np.int64)
-    division = checked.divide([one_cell_block(checked, len(classes), len(places))])
-    event = division.pay("share of the commonest class")
-    block = division.noises[0].release(cell_counts(places, len(classes)), checked.rng)
+    note = "share of the commonest class"
+    event, block = release_cells(checked, places, len(classes), note)
     found = _commonest(block, np.eye(len(classes)), about, checked.confidence)
     return replace(found, event=event)
 
@@ -143,11 +139,9 @@ def auc_and_commonest(
     check_about(about)
     is_positive = _is_label(labels, positive_label)
     unit = np.nan_to_num(in_unit(scores, range_))
-    n_records = same_length(labels=is_positive, scores=unit)
-    division = checked.divide([one_cell_block(checked, 2 * bins, n_records)])
-    event = division.pay("AUC")
+    same_length(labels=is_positive, scores=unit)
     cells = bin_codes(unit, bins) + np.where(is_positive, bins, 0)
-    block = division.noises[0].release(cell_counts(cells, 2 * bins), checked.rng)
+    event, block = release_cells(checked, cells, 2 * bins, "AUC")
     found = _auc_interval(block, bins, about, checked.confidence)
     return AUCAndCommonest(
         Statistic("AUC", *found, checked.confidence, about, event=event),

@@ -34,7 +34,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.errors import WeakGuarantee
 from tacit.events import Event, Relation
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, agreed_relation
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng, Seed, generator
 from tacit.summaries.error_law import Spread
 
@@ -92,7 +92,7 @@ class Terms:
         return cls(
             epsilon=positive(epsilon=terms["epsilon"]),
             delta=float(delta),
-            relation=_relation(terms.get("relation"), ledger),
+            relation=agreed_relation(terms.get("relation"), ledger and ledger.relation),
             ledger=ledger,
             rng=generator(terms.get("rng")),
             confidence=in_open_unit(confidence=terms.get("confidence", 0.95)),
@@ -133,6 +133,11 @@ class Terms:
         total = math.fsum(block.share for block in blocks)
         noises = [self._noise(block, block.share / total, is_gaussian) for block in blocks]
         return Division(tuple(noises), self)
+
+    def release(self, block: "Block", sums: ArrayLike, note: str) -> "tuple[Event, NoisyBlock]":
+        """Pay for one block, and return the event with the noisy cells of its private `sums`."""
+        division = self.divide([block])
+        return division.pay(note), division.noises[0].release(sums, self.rng)
 
     def _noise(self, block: "Block", share: float, is_gaussian: bool) -> "BlockNoise":
         l1, l2 = self._replace_factors(block.n_released)
@@ -286,22 +291,6 @@ def fractional_sums(
 @lru_cache(maxsize=256)
 def _gaussian_multiplier(epsilon: float, delta: float) -> float:
     return calibrate(ev.Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=1e-9)
-
-
-def _relation(given: Relation | str | None, ledger: Ledger | None) -> Relation:
-    if given is None:
-        return Relation.ADD_REMOVE if ledger is None else ledger.relation
-    try:
-        relation = Relation(given)
-    except ValueError:
-        names = ", ".join(str(member) for member in Relation)
-        raise ValueError(f"relation must be one of {names}, got {given!r}.") from None
-    if ledger is not None and ledger.relation is not relation:
-        raise ValueError(
-            f"relation must be that of the ledger, {ledger.relation}, got {relation}. "
-            "Leave it out to use the ledger's."
-        )
-    return relation
 
 
 def _require_few(n_records: int) -> None:

@@ -257,15 +257,6 @@ class ConsistentCounts(NamedTuple):
     """For each level, the variance of a node's count from its own noise and that of its subtree."""
     is_laplace: bool
 
-    @classmethod
-    def of_exact(cls, tree: CountTree, leaves: Floats, variance: float) -> "ConsistentCounts":
-        """Return counts whose noise happens to be 0, with Laplace noise of `variance` in a node.
-
-        For benchmarks that ask how long an interval is on average.
-        """
-        variances = _node_variances(tree.depth, tree.branching, variance)
-        return cls(tree, leaves, tuple(variances), is_laplace=True)
-
     def balance(self, p: float) -> Floats:
         """Return G(e) for every edge e, the outermost included."""
         below = np.concatenate([[0.0], np.cumsum(self.leaves)])

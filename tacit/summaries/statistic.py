@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacit._arrays import Floats
+from tacit._check import one_of
 from tacit.events import Event, Relation
 
 RECORDS, POPULATION = "records", "population"
@@ -154,8 +155,7 @@ class StatisticTable:
 
 def check_about(about: str) -> str:
     """Return `about`; raise unless it is "population" or "records"."""
-    if about not in (POPULATION, RECORDS):
-        raise ValueError(f"about must be 'population' or 'records', got {about!r}.")
+    one_of((POPULATION, RECORDS), about=about)
     return about
 
 

@@ -9,8 +9,8 @@ Reading order: `text_records` (files become token sequences, by unit of privacy)
 `language_model`, `planner` (batch, steps and noise at a budget), `materials` (what a run is made
 of), `finetune_run` (one recipe becomes one run folder), `trained_weights` (checks until the end),
 `exposure` (canaries).
-The extra `text` brings what it needs: `pip install 'tacit[text]'`. Torch and transformers load on
-first use.
+The extra `text` brings what it needs: `pip install 'tacit-dp[text]'`. Torch and transformers load
+on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -58,7 +58,7 @@ from tacit.experiments import (
     sampling_in_words,
     score_classes,
     score_losses,
-    training_touches,
+    step_touches,
     users_of,
 )
 from tacit.mechanisms import optimal_bands, step_deviations
@@ -573,13 +573,7 @@ def _touches(
     yield Touch(what="size", how="the number of training records is assumed public", cost="public")
     how = "texts become token sequences, unit by unit, by a tokenizer made without them"
     yield Touch(what="preprocessing", how=how, cost="free")
-    yield from training_touches(info)
-    how = (
-        "none in this run: settings are those of the recipe and of the planner, which looks at no "
-        "record; if they were chosen by looking at these records, that is not in the bill"
-    )
-    yield Touch(what="model selection", how=how, cost="public")
-    yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
+    yield from step_touches("the recipe and of the planner, which looks at no record", info)
     if dataset.is_test_public:
         how = f"on {dataset.n_held_out:,} texts that are declared public"
         yield Touch(what="evaluation", how=how, cost="public")

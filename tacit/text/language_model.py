@@ -119,16 +119,13 @@ def _config(
         for name in ("bos_token_id", "eos_token_id"):
             given.setdefault(name, getattr(tokenizer, name))
     _refuse_code(given, where)
-    try:
+    with _explained(f"{where} is no configuration that transformers knows"):
         if settings.path:
             config = AutoConfig.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         else:
             config = AutoConfig.for_model(**given)
-    except Exception as wrong:  # transformers raises what it likes
-        reason = " ".join(str(wrong).split())[:_LONGEST]
-        raise ValueError(f"{where} is no configuration that transformers knows: {reason}") from None
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{where}: a model of type {config.model_type} has an encoder and a decoder, which are "
@@ -169,11 +166,8 @@ def _loaded(
     if type(config) not in known:
         raise ValueError(f"transformers has no model of type {config.model_type} for task {task}.")
     if not settings.path:
-        try:
+        with _explained("language_model.config gives no model"):
             return kind.from_config(config), set()
-        except Exception as wrong:
-            reason = " ".join(str(wrong).split())[:_LONGEST]
-            raise ValueError(f"language_model.config gives no model: {reason}") from None
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"language_model.path: {folder} holds an adapter. Merge it into its model first "
@@ -185,20 +179,16 @@ def _loaded(
             "are pickles, which can run code: load them where you trust them, and save_pretrained."
         )
     loading: Any = kind.from_pretrained  # Any: with loading info it returns a pair
-    try:
-        with _quiet():
-            model, found = loading(
-                str(folder),
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except Exception as wrong:
-        reason = " ".join(str(wrong).split())[:_LONGEST]
-        raise ValueError(f"language_model.path: {folder} cannot be loaded: {reason}") from None
+    with _explained(f"language_model.path: {folder} cannot be loaded"), _quiet():
+        model, found = loading(
+            str(folder),
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     missing = set(found["missing_keys"])
     inner = {name for name in missing if name.startswith(f"{model.base_model_prefix}.")}
     pooler = {name for name in inner if ".pooler." in name}  # new in classifiers of some encoders
@@ -232,11 +222,18 @@ def _with_lora(model: Any, settings: "FinetuneSettings", new: list[str]) -> Any:
         exclude_modules=sorted(full) or None,
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
     )
-    try:
+    with _explained("finetune.lora_targets do not fit the model"):
         return get_peft_model(model, config)
-    except (ValueError, TypeError, RuntimeError) as wrong:
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise a `ValueError` that says what failed in the block, and why: any error may come."""
+    try:
+        yield
+    except Exception as wrong:
         reason = " ".join(str(wrong).split())[:_LONGEST]
-        raise ValueError(f"finetune.lora_targets do not fit the model: {reason}") from None
+        raise ValueError(f"{what}: {reason}") from None
 
 
 class SequenceLoss:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tacit.training.mixing import fix
     from tacit.training.noise import NoisyMean
     from tacit.training.noisy_loss import NoisyLoss
-    from tacit.training.plan import Exponential, Linear, Stairs, count_steps
+    from tacit.training.plan import Geometric, Linear, Stairs, count_steps
     from tacit.training.private import Private
     from tacit.training.speed import Speed
     from tacit.training.users import Users, advise_sampling
@@ -52,7 +52,7 @@ _HOMES = {
     "ClippedSum": "clip",
     "EMA": "ema",
     "Epoch": "epochs",
-    "Exponential": "plan",
+    "Geometric": "plan",
     "Flat": "clip",
     "Key": "key",
     "Linear": "plan",
@@ -92,8 +92,8 @@ __all__ = [
     "Checkpoint",
     "ClippedSum",
     "Epoch",
-    "Exponential",
     "Flat",
+    "Geometric",
     "Key",
     "Linear",
     "LostSteps",

@@ -43,23 +43,21 @@ roundings of its own. At most B microbatches and then all ranks are added.
 
 **The last term.** On a GPU, and for formed gradients, the finished sum, whose norm is at most
 B C (1 + eta), is rounded to float32 before its release, at 2^-24 of its norm, which adds 2^-23 B to
-eta. On a CPU the bounded mode rounds nothing. Instead it computes wide products in float32, and
-checks that all ranks together are within 2^-24 max(B, SMALL_LOT) C of the exact sum
-(`gradients.freivalds`; a sum that fails is computed again in float64). That adds at most
-2^-23 max(B, SMALL_LOT) to eta, and 2^-73 to the probability that the bound does not hold.
+eta. On a CPU the bounded mode rounds nothing; it has the same eta, so that the noise of a run does
+not depend on where it is computed.
 
 **B** bounds every lot, not the drawn one; `largest_lot` derives it from the sampler.
 
 What is taken for granted: matrix products are sums of products in some order, rounded to nearest or
 toward zero (u is doubled below, to cover truncation), not computed by Strassen's method or by an
-emulation of float64 in fewer bits (products that are checked may be computed in any way); and the
-gradient that an example has before it is clipped does not depend on the other examples. Kernels may
-round an example's activations differently in a batch of another size. Only an engine that runs each
-example alone (`engine="loop"`) excludes that; for all others it is part of the isolation of
-examples, which docs/isolation.md describes.
+emulation of float64 in fewer bits; and the gradient that an example has before it is clipped does
+not depend on the other examples. Kernels may round an example's activations differently in a batch
+of another size. Only an engine that runs each example alone (`engine="loop"`) excludes that; for
+all others it is part of the isolation of examples, which docs/isolation.md describes.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -84,9 +82,6 @@ ROWS = 2**13
 
 CANCELLATION = 2.0**-12
 """Share of the length of an example's terms by which the bounded mode raises the norm."""
-
-SMALL_LOT = 1024
-"""Lots of fewer examples may have products as inexact as lots of this size."""
 
 TAIL = 2.0**-128
 """Largest probability that a drawn lot is larger than `largest_lot` says."""
@@ -114,15 +109,12 @@ class Arithmetic:
         as possible; nothing is proved.
     largest_lot
         The bound holds for lots of up to this many examples.
-    product_error
-        How far products in float32 may be from the exact sum on one rank, in clip norms.
     """
 
     eta: float | None
     text: str
     mode: Literal["formed", "bounded", "fast"]
     largest_lot: int = 0
-    product_error: float = 0.0
 
     @property
     def noise_factor(self) -> float:
@@ -201,9 +193,8 @@ def sum_error(largest_lot: int, *, forms_gradients: bool, ranks: int = 1) -> flo
     if not forms_gradients:
         additions, share = additions + 2 * ROWS, CANCELLATION
     eta = 2 * gamma(additions) * largest_lot / share
-    # Each of the two sums, of norm at most B C (1 + eta), is rounded to float32, or checked.
-    least = 1 if forms_gradients else SMALL_LOT
-    return eta + 2 * UNIT[torch.float32] * max(largest_lot, least) * (1 + eta)
+    # Each of the two sums, of norm at most B C (1 + eta), is rounded to float32.
+    return eta + 2 * UNIT[torch.float32] * largest_lot * (1 + eta)
 
 
 def largest_lot(sampler: object, n_records: int) -> int:
@@ -248,10 +239,7 @@ def arithmetic_of(
         f"1 + {eta:.1e}, in lots of up to {largest_lot:,} examples; the noise is larger by that "
         "factor"
     )
-    product_error = 0.0
-    if mode == "bounded":
-        product_error = UNIT[torch.float32] * max(largest_lot, SMALL_LOT) / ranks
-    return Arithmetic(eta, text, mode, largest_lot, product_error)
+    return Arithmetic(eta, text, mode, largest_lot)
 
 
 def block_sums(rows: Tensor) -> Tensor:
@@ -334,14 +322,9 @@ def _binomial_bound(n: int, rate: float) -> int:
     """Return the least m with n KL(m / n, rate) >= log(1 / TAIL), or n if there is none."""
     if rate >= 1:
         return n
-    low, high = math.ceil(n * rate), n
-    while low < high:
-        middle = (low + high) // 2
-        if n * _divergence(middle / n, rate) >= -math.log(TAIL):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    tried = range(math.ceil(n * rate), n)
+    enough = bisect_left(tried, True, key=lambda m: n * _divergence(m / n, rate) >= -math.log(TAIL))
+    return tried.start + enough
 
 
 def _divergence(a: float, q: float) -> float:

@@ -81,7 +81,7 @@ class Bands(NamedTuple):
     noise: float
 
 
-class _Found(NamedTuple):
+class _Strategy(NamedTuple):
     """The sampler and the strategy of a run."""
 
     sampler: "sampling.Poisson | sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream"
@@ -120,11 +120,10 @@ class Banded:
     restart: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bands != "auto" and whole(bands=self.bands, least=1) > MOST_BANDS:
-            raise ValueError(f"bands must be at most {MOST_BANDS}, got {self.bands}.")
+        if self.bands != "auto":
+            whole(bands=self.bands, least=1, at_most=MOST_BANDS)
         in_closed_unit(average=self.average)
-        if whole(most_bands=self.most_bands, least=1) > MOST_BANDS:
-            raise ValueError(f"most_bands must be at most {MOST_BANDS}, got {self.most_bands}.")
+        whole(most_bands=self.most_bands, least=1, at_most=MOST_BANDS)
         whole(memory=self.memory)
         if self.restart is not None:
             whole(restart=self.restart, least=1)
@@ -144,7 +143,7 @@ class Banded:
         sampler: object,
         also: tuple[Event, ...],
         relation: Relation,
-    ) -> _Found:
+    ) -> _Strategy:
         """Return sampler and strategy of a run; the arguments are those of `make_plan`."""
         if sampler is not None and not isinstance(sampler, sampling.FixedOrder | sampling.Stream):
             raise ValueError(
@@ -166,7 +165,7 @@ class Banded:
             raise ValueError("restart is for a FixedOrder or Stream: give one as sampler.")
         bands = min(bands, steps)
         column = tuple(optimal_bands(steps, bands).tolist())
-        return _Found(_sampler(sampler, bands, batch_size, n_records), column)
+        return _Strategy(_sampler(sampler, bands, batch_size, n_records), column)
 
 
 def refuse_changes(**given: object) -> None:
@@ -353,12 +352,7 @@ class BandedNoise(NoisyMean):
         restart: int | None = None,
         secure: bool = False,
     ) -> None:
-        # Divided by c_0 as well, a release is the gradient: see the module.
-        super().__init__(
-            key, expected_batch=expected_batch * column[0], secure=secure, bands=len(column)
-        )
-        self._column = np.asarray(column, np.float64)
-        self._batch = expected_batch
+        super().__init__(key, expected_batch=expected_batch, column=column, secure=secure)
         self._restart = restart
         self._begin = 0  # there are no residuals of earlier steps
         self._next = 0  # the step after the newest residual
@@ -390,32 +384,21 @@ class BandedNoise(NoisyMean):
         self._residuals, self._ready = state["residuals"], range(0)
         self._blocks.clear()  # kernels hold the address of the residuals
 
-    def release(
+    def _release_on_host(
         self,
         sums: Sequence[Tensor],
         scales: Sequence[float],
-        *,
         step: int,
         noise_multiplier: float,
         dtypes: Sequence[torch.dtype] | None = None,
     ) -> list[Tensor]:
-        """Return the gradient recovered from the release of each of `sums`, over expected_batch.
-
-        The caller has paid for the whole run. For `dtypes` see the base class.
-        """
+        """Return the gradient recovered from the release of each of `sums`; keep the residuals."""
         sums = [total.to_dense() for total in sums]
-        if noise_multiplier == 0:  # no noise, no residuals
-            return [total * (1.0 / self._batch) for total in sums]
-        blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        if blocks is not None:
-            blocks.launch()
-            self.launched(step)
-            return sums
         self._begin_step(step)
         sizes = [total.numel() for total in sums]
         kept = self._kept(sum(sizes), sums[0].device)
         if kept.dtype == torch.float64:
-            means = self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
+            means = super()._release_on_host(sums, scales, step, noise_multiplier, dtypes)
         else:  # a GPU without a kernel for these sums: its residuals are taken to the CPU and back
             grids = self._grids(noise_multiplier, scales, sum(sizes))
             ratios = [residual_step(grid) / grid.step for grid in grids]
@@ -423,7 +406,7 @@ class BandedNoise(NoisyMean):
             units = units.repeat_interleave(torch.tensor(sizes))
             self._residuals, self._ready = kept.cpu() * units, range(0)
             try:
-                means = self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
+                means = super()._release_on_host(sums, scales, step, noise_multiplier, dtypes)
                 row = step % self._rows
                 kept[row] = (self._residuals[row] / units).to(kept)  # rounded toward zero
             finally:
@@ -456,7 +439,7 @@ class BandedNoise(NoisyMean):
         return {
             "column": self._column.tolist(),
             "units": [residual_step(grid) for grid in grids],
-            "expected_batch": self._batch,
+            "expected_batch": self._expected_batch,
             "residuals": self._kept(size, sums[0].device),
         }
 
@@ -476,12 +459,12 @@ class BandedNoise(NoisyMean):
         self._ready = range(step + 1, self._ready.stop)
         rows, start, found = kept.numpy(), 0, []
         for total, grid, out in parts:
-            assert isinstance(total, np.ndarray)  # `release` has made sparse sums dense
+            assert isinstance(total, np.ndarray)  # `_release_on_host` made sparse sums dense
             here = slice(start, start + len(total))
             near = [(rows[row, here], weight) for row, weight in recent]
             residual = rows[step % self._rows, here]
             limit = _LIMIT * residual_step(grid) / grid.step
-            options = _Mixing(float(self._column[0]), grid.step, self._batch, limit)
+            options = _Mixing(float(self._column[0]), grid.step, self._expected_batch, limit)
             mixed = MixedSum(total, older.numpy()[here], near, residual, options)
             found.append(SumOnGrid(mixed, grid, out))
             start = here.stop

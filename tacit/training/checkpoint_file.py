@@ -1,7 +1,7 @@
 """The file of a run's checkpoint: what the program sets, and how it is written beside the steps.
 
 A checkpoint is copied between two steps, and a thread writes the copy while the next steps are
-computed. The file is replaced as a whole (`tacit._replaced_file`). A run waits for the thread
+computed. The file is replaced as a whole (`tacit._whole_file`). A run waits for the thread
 before it ticks off further steps in the ledger: no crash loses more steps than the plan reserves.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit._check import whole
-from tacit._replaced_file import remove_partial, replaced
+from tacit._whole_file import remove_partial, whole_file
 
 State = dict[str, Any]  # Any: tensors, numbers, texts, and containers of these
 LostSteps = Literal["reserve", "pay", "skip"]
@@ -91,7 +91,7 @@ class CheckpointWriter:
             self._pending = None
 
     def _write(self, state: State) -> None:
-        with replaced(self._path, mode=0o600) as stream:
+        with whole_file(self._path, mode=0o600) as stream:
             torch.save(state, stream)
 
 

@@ -131,10 +131,7 @@ class _ManyBounds:
         norms = tuple(_check.positive(clip_norms=norm) for norm in self.clip_norms)
         object.__setattr__(self, "clip_norms", norms)
         if isinstance(self.noise, str):
-            if self.noise not in ("equal", "proportional"):
-                raise ValueError(
-                    f"noise must be 'equal', 'proportional' or weights, got {self.noise!r}."
-                )
+            _check.one_of(("equal", "proportional"), noise=self.noise)
             return
         _same_length("noise", self.noise, "clip_norms", self.clip_norms)
         for weight in self.noise:

@@ -51,7 +51,7 @@ Losses = Callable[[Indices, int], tuple[Tensor, Any]]
 """A program: returns the losses (rows, views) of a lot by a seed, and something else."""
 
 
-class _Found(NamedTuple):
+class _LotLosses(NamedTuple):
     """The losses of a lot in a copy, None if they cannot be repeated, and files that it opened."""
 
     losses: Tensor | None
@@ -100,7 +100,7 @@ class FirstLots:
             return False
         return stat.S_ISREG(found.st_mode) and found.st_ctime_ns > self._began
 
-    def _run(self, first: Indices, lot: Indices, seed: int, seconds: float) -> _Found:
+    def _run(self, first: Indices, lot: Indices, seed: int, seconds: float) -> _LotLosses:
         answer = b""
         try:
             send(self._stream, pickle.dumps((first, lot, seed)))
@@ -111,11 +111,11 @@ class FirstLots:
         except (OSError, ValueError):  # it has ended
             pass
         if not answer:
-            return _Found(None, set())
+            return _LotLosses(None, set())
         numbers, files = marshal.loads(answer)
         once, again = torch.frombuffer(bytearray(numbers), dtype=torch.float64).chunk(2)
         is_repeatable = torch.equal(once.nan_to_num(torch.inf), again.nan_to_num(torch.inf))
-        return _Found(once.view(len(lot), -1) if is_repeatable else None, set(files))
+        return _LotLosses(once.view(len(lot), -1) if is_repeatable else None, set(files))
 
 
 @contextlib.contextmanager

@@ -472,10 +472,10 @@ def _propose(words: Words, points: Floats, unit: Floats, inside: Floats) -> Indi
     layer, bound = space.layers[:n], space.bounds[:n]
     np.bitwise_and(signed, _LAYERS - 1, out=layer)
     np.copyto(points, signed)
-    unit.take(layer, out=bound, mode="clip")
+    unit.take(layer, out=bound, mode="wrap")
     np.multiply(points, bound, out=points)
-    inside.take(layer, out=bound, mode="clip")
-    size = np.abs(points, out=space.floats[:n])
+    inside.take(layer, out=bound, mode="wrap")
+    size = np.abs(points, out=layer.view(np.float64))  # whose memory is free
     return np.greater_equal(size, bound, out=space.flags[:n]).nonzero()[0]
 
 

@@ -129,7 +129,7 @@ def make_private(
         The budget, from which the noise follows, or the noise. `noise_multiplier=0` is for
         debugging: its event is `NonPrivate`.
     clip_schedule, noise_schedule
-        Factors by step: `Stairs`, `Linear` or `Exponential` of `tacit.training`, or a function of
+        Factors by step: `Stairs`, `Linear` or `Geometric` of `tacit.training`, or a function of
         (step, steps). With epsilon, the noise is scaled so that the whole schedule costs that much.
     adaptive
         `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
@@ -260,7 +260,7 @@ def make_private(
     limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
-    how |= {"product_error": rounding.product_error}
+    how |= {"bounded": rounding.mode == "bounded"}
     lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)

@@ -49,11 +49,17 @@ class NoisyMean:
     """
 
     def __init__(
-        self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
+        self,
+        key: Key,
+        *,
+        expected_batch: float,
+        column: Sequence[float] = (1.0,),
+        secure: bool = False,
     ) -> None:
         self._key = key
-        self._bands = bands
-        self._expected_batch = expected_batch
+        self._column = np.asarray(column, np.float64)  # of correlated noise: see `banded_noise`
+        self._expected_batch = expected_batch  # declared: the drawn size is private
+        self._factor = 1.0 / (expected_batch * column[0])  # makes a release the gradient
         self._secure = secure
         self._process = os.getpid()
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
@@ -93,12 +99,12 @@ class NoisyMean:
         tensors are valid until the next call. The sums may be overwritten. With `dtypes`, those of
         the CPU are rounded to float32 as they are written, if that is what is asked for.
         """
-        factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
-            return [total.to_dense() * factor for total in sums]
+            return [total.to_dense() * (1.0 / self._expected_batch) for total in sums]
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
+            self.launched(step)
             return list(sums)
         return self._release_on_host(sums, scales, step, noise_multiplier, dtypes)
 
@@ -122,10 +128,9 @@ class NoisyMean:
         grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         key = (*grids, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
-            factor = 1.0 / self._expected_batch
             rounds = gpu.chacha_rounds(is_full=self._secure)
             options = self._block_options(sums, grids)
-            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds, **options)
+            self._blocks[key] = gpu.noise_blocks(sums, grids, self._factor, rounds, **options)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
@@ -192,7 +197,7 @@ class NoisyMean:
         parts, outs = zip(*map(self._on_host, range(len(sums)), sums, grids, wanted), strict=True)
         add_noise(
             self._with_past(parts, step),
-            1.0 / self._expected_batch,
+            self._factor,
             source=self._source("noise", step),
             threads=torch.get_num_threads(),
         )
@@ -254,7 +259,7 @@ class NoisyMean:
     def _grids(
         self, noise_multiplier: float, scales: Sequence[float], dimension: int
     ) -> tuple[NoiseGrid, ...]:
-        return _known_grids(noise_multiplier, tuple(scales), dimension, self._bands)
+        return _known_grids(noise_multiplier, tuple(scales), dimension, len(self._column))
 
     def _source(self, purpose: str, step: int) -> NoiseWords:
         return self._key.noise(purpose, step, is_cryptographic=self._secure)

@@ -88,10 +88,10 @@ class Linear(_Ramp):
 
 
 @dataclass(frozen=True)
-class Exponential(_Ramp):
+class Geometric(_Ramp):
     """A schedule from `start` to `end` in `levels` parts of equal ratio (Du et al. 2021).
 
-    >>> [round(Exponential(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
+    >>> [round(Geometric(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
     [1.0, 0.5, 0.25]
     """
 

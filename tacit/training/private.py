@@ -118,7 +118,8 @@ class Private(ForeignLoops):
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
         release is one step of `training_event`. Interrupted before the release, nothing has changed
         and the same lot can be used again; an interrupt during the release waits for its end.
-        Copy a `p.grad` that you keep: the next step may overwrite its memory.
+        `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
+        momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
         """
         with self._one_step, self._lots.on_device():
             if self._handed_out is not None:

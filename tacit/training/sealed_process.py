@@ -81,7 +81,7 @@ def seal() -> None:
         raise OSError(errno.ENOSYS, "processes cannot be sealed on this system")
     code = _filter(*_PROCESSORS[platform.machine()])
     buffer = ctypes.create_string_buffer(code, len(code))
-    program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    program = _PacketFilter(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or library.prctl(
         _SET_SECCOMP, 2, ctypes.byref(program), 0, 0
@@ -89,7 +89,7 @@ def seal() -> None:
         raise OSError(ctypes.get_errno(), "processes cannot be sealed on this system")
 
 
-class _Program(ctypes.Structure):
+class _PacketFilter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tacit._check import whole
+from tacit._check import one_of, whole
 from tacit.training.engines import engine_named
 
 
@@ -48,8 +48,7 @@ class Speed:
             whole(max_microbatch=self.max_microbatch, least=1)
         whole(num_workers=self.num_workers)
         engine_named(self.engine)
-        if self.compile not in (True, False, "auto"):
-            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}.")
+        one_of((True, False, "auto"), compile=self.compile)
         if self.compile is True and self.engine not in ("auto", "bookkeeping"):
             raise ValueError(
                 f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._check import whole
+from tacit._check import one_of, whole
 from tacit._users import RecordsOfUsers, require_same_index
 from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
@@ -66,10 +66,8 @@ class Users:
 
     def __post_init__(self) -> None:
         whole(records_per_user=self.records_per_user, least=1)
-        if self.sampled not in ("users", "records"):
-            raise ValueError(f"sampled must be 'users' or 'records', got {self.sampled!r}.")
-        if self.combine not in ("mean", "sum", "program"):
-            raise ValueError(f"combine must be 'mean', 'sum' or 'program', got {self.combine!r}.")
+        one_of(("users", "records"), sampled=self.sampled)
+        one_of(("mean", "sum", "program"), combine=self.combine)
 
     def __repr__(self) -> str:
         return (

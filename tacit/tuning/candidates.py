@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._pipelines import refuse_step
 from tacit.events import Event, Relation
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, PlannedPayment, PlanningLedger
 
 Configuration = Mapping[str, Any]  # Any: values of settings
 Space = Mapping[str, Sequence[Any]] | Sequence[Configuration]
@@ -208,7 +208,7 @@ class Candidates:
         Nothing is released. An estimator that needs public inputs says its event itself, by
         `plan_event(number of public inputs)`. Errors in settings are raised here.
         """
-        ledger = _PlanningLedger(relation=self.relation)
+        ledger = PlanningLedger(relation=self.relation)
         model = self.model(
             index, epsilon=epsilon if self.has_budget else None, ledger=ledger, seed=0
         )
@@ -217,7 +217,7 @@ class Candidates:
         try:
             with silence():
                 model.fit(records.x, records.y)
-        except _PlannedEvent as planned:
+        except PlannedPayment as planned:
             for name, step in _steps_before(model):  # fitted by now, as far as they learn at all
                 refuse_step(name, step)
             return planned.event
@@ -265,8 +265,8 @@ class Candidates:
 def configurations_of(space: Space, names: Mapping[str, str]) -> tuple[Configuration, ...]:
     """Return all configurations of a grid {setting: [values]}, or those of a list.
 
-    >>> configurations_of({"rate": [0.1, 0.2], "method": ["sgd"]}, {})
-    ({'rate': 0.1, 'method': 'sgd'}, {'rate': 0.2, 'method': 'sgd'})
+    >>> configurations_of({"l2": [0.1, 0.2], "method": ["gradient"]}, {})
+    ({'l2': 0.1, 'method': 'gradient'}, {'l2': 0.2, 'method': 'gradient'})
     """
     if isinstance(space, Mapping):
         if any(
@@ -358,24 +358,6 @@ def _discarded_descriptors() -> Iterator[None]:
             os.dup2(copied, number)
             os.close(copied)
         os.close(nowhere)
-
-
-class _PlannedEvent(Exception):  # no error: it stops a fit at its payment
-    """Carries the event that a fit was about to pay for."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self.event = event
-
-
-class _PlanningLedger(Ledger):
-    """A ledger that stops a fit at its first payment, before anything is released."""
-
-    def spend(self, event: Event, **_: object) -> NoReturn:
-        raise _PlannedEvent(event)
-
-    def plan(self, event: Event, **_: object) -> NoReturn:
-        raise _PlannedEvent(event)
 
 
 def _names(estimator: Any) -> dict[str, str]:

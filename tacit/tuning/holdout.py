@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit, positive, whole
+from tacit._check import in_open_unit, one_of, positive, whole
 from tacit.events import Event, OneOf, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.tuning.laws import Runs
@@ -160,8 +160,7 @@ def score_kind(
             hasattr(estimator, "__sklearn_tags__") and is_regressor(estimator)
         )
         scoring = "squared_error" if is_number else "accuracy"
-    if scoring not in SCORINGS:
-        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, got {scoring!r}.")
+    one_of(SCORINGS, scoring=scoring)
     if not scoring.endswith("error"):
         return scoring, 1.0
     if largest_error is not None:

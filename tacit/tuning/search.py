@@ -170,7 +170,7 @@ class PrivateSearch(BaseEstimator):
         """Classes of the released model."""
         return self.best_estimator_.classes_
 
-    def _prepare(self, X: Any, y: ArrayLike, public: Any) -> "_Prepared":
+    def _prepare(self, X: Any, y: ArrayLike, public: Any) -> "_CheckedSearch":
         """Check and plan the search, from public facts; nothing is paid or released."""
         if self.ledger is not None:
             self.ledger.require_unit(is_user=False)
@@ -181,10 +181,10 @@ class PrivateSearch(BaseEstimator):
         trials, whole_data = self._for_trials(candidates, split, runs, records)
         plan = self._plan(trials, whole_data, split, runs, records)
         score = self._score(candidates, plan, len(records.y))
-        return _Prepared(records, trials, whole_data, plan, score)
+        return _CheckedSearch(records, trials, whole_data, plan, score)
 
     @contextlib.contextmanager
-    def _searched(self, X: Any, y: ArrayLike, public: Any) -> Iterator["_Found"]:
+    def _searched(self, X: Any, y: ArrayLike, public: Any) -> Iterator["_Winner"]:
         """Pay, make all runs and yield what may be released; the search ends with the block."""
         records, candidates, whole_data, plan, score = self._prepare(X, y, public)
         n_records = self._n_records(len(records.y))
@@ -217,7 +217,7 @@ class PrivateSearch(BaseEstimator):
                 except SearchFailed as error:
                     failure = error
                 else:
-                    yield _Found(dict(whole_data.configurations[index]), best, plan)
+                    yield _Winner(dict(whole_data.configurations[index]), best, plan)
                 kept.delete()
         # Raised when the search has ended, so that another try is another search, which pays.
         if failure is not None:
@@ -386,7 +386,7 @@ class PrivateSearch(BaseEstimator):
             kept.write(number, outcome)
         return outcome
 
-    def _release(self, found: "_Found") -> None:
+    def _release(self, found: "_Winner") -> None:
         self.best_params_, best, self.plan_ = found
         self.best_estimator_, self.best_score_ = best.model, best.score
         self.event_ = self.plan_.event
@@ -398,7 +398,7 @@ class PrivateSearch(BaseEstimator):
             self.progress(line)
 
 
-class _Prepared(NamedTuple):
+class _CheckedSearch(NamedTuple):
     """What a search needs before it pays: all of it is checked, and nothing is released."""
 
     records: PrivateRecords
@@ -408,7 +408,7 @@ class _Prepared(NamedTuple):
     score: Score
 
 
-class _Found(NamedTuple):
+class _Winner(NamedTuple):
     """What a search may release."""
 
     parameters: dict[str, Any]  # Any: values of settings

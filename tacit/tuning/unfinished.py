@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Self
 
+from tacit._whole_file import write_whole
 from tacit.tuning.private_run import Outcome
 
 _CODE = 32  # bytes
@@ -65,12 +66,8 @@ class Unfinished:
             return
         self._folder.mkdir(mode=0o700, exist_ok=True)
         content = pickle.dumps(tuple(outcome))
-        handle, part = tempfile.mkstemp(dir=self._folder)  # mode 0600
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(self._code(run, content) + content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, self._folder / f"{run}.private")
+        path = self._folder / f"{run}.private"
+        write_whole(path, self._code(run, content) + content, mode=0o600)
 
     def delete(self) -> None:
         """Remove everything."""

@@ -8,6 +8,7 @@ from collections import Counter
 import mpmath
 import numpy as np
 import pytest
+from _shuffle_closed_form import shuffled_closed_form
 from scipy.stats import binom
 
 import tacit
@@ -19,7 +20,6 @@ from tacit.accounting.shuffle import (
     clone_probability,
     local_guarantee,
     shuffled_atoms,
-    shuffled_closed_form,
     shuffled_delta,
     shuffled_epsilon,
 )

@@ -427,7 +427,7 @@ def divided_by_the_drawn_size(patch):
     honest = private.Private._pay_and_release
 
     def release(self, total, drawn, clip, **options):
-        self._noise._expected_batch = max(1.0, float(drawn))
+        self._noise._factor = 1.0 / max(1.0, float(drawn))
         honest(self, total, drawn, clip, **options)
 
     patch.setattr(private.Private, "_pay_and_release", release)

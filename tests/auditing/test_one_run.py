@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from _gaussian_bounds import gaussian_fit, gaussian_threshold_test
 from scipy import special, stats
 
 from tacit.auditing import (
-    gaussian_fit,
-    gaussian_threshold_test,
     one_run,
     one_run_gaussian,
     plan_guesses,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from _smooth_sensitivity import Sanitizer
 
 import tacit
 from tacit import mechanisms, pate, regression, training
@@ -235,7 +236,6 @@ ESTIMATORS = {
     "adassp": ("LinearRegression", TARGET | {"method": "adassp"}),
     "gradient": ("LinearRegression", TARGET | {"method": "gradient"}),
     "logistic gradient": ("LogisticRegression", {"classes": (0, 1)}),
-    "logistic sgd": ("LogisticRegression", {"classes": (0, 1), "method": "sgd", "rate": 0.5}),
     "objective": ("LogisticRegression", {"classes": (0, 1), "method": "objective"}),
     "transfer": ("TransferRegression", TARGET),
     # The canary turns the choice between the two vertices round.
@@ -325,9 +325,6 @@ AGGREGATORS = {
     "ConfidentGNMax": lambda loud: pate.ConfidentGNMax(
         threshold=25.5, sigma_threshold=1.0 / loud, sigma_answer=5.0
     ),
-    "InteractiveGNMax": lambda loud: pate.InteractiveGNMax(
-        threshold=1.0, sigma_threshold=1.0 / loud, sigma_answer=5.0
-    ),
 }
 
 
@@ -338,8 +335,7 @@ def test_an_aggregator_holds_its_bill(name):
         has_check = hasattr(aggregator, "threshold")
         lead = inside + (25 if has_check else 24)  # one vote moves; 49 teachers
         votes = np.column_stack([lead, 49 - lead])
-        student = [np.full((len(votes), 2), 0.5)] if "Interactive" in name else []
-        labels = aggregator.answer(votes, *student, rng=rng, block=len(votes))
+        labels = aggregator.answer(votes, rng=rng, block=len(votes))
         scores = labels != pate.NO_ANSWER if has_check else labels == 0
         return Attack(aggregator.event(1), scores.astype(float), inside)
 
@@ -354,7 +350,7 @@ def test_every_aggregator_is_audited():
 @pytest.mark.parametrize("n", few_or_many(60, 300))
 def test_a_published_cost_holds_its_bill(n):
     def attack(inside, rng, loud):
-        sanitizer = pate.Sanitizer(beta=0.02, noise_multiplier=2.0 / loud, margin=0.0)
+        sanitizer = Sanitizer(beta=0.02, noise_multiplier=2.0 / loud, margin=0.0)
         both = [[[70, 30]], [[71, 29]]]
         costs = [sanitizer.release(both[one], sigma=5.0, rng=rng) for one in inside.astype(int)]
         return Attack(sanitizer.event, -np.array(costs), inside)

@@ -74,7 +74,7 @@ def test_a_regression_is_audited(folder, target, method):
     [
         ("number", "functional"),
         ("number", "gradient"),
-        ("classes", "sgd"),
+        ("classes", "gradient"),
         ("classes", "frank-wolfe"),
     ],
     ids=str,

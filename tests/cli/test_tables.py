@@ -283,7 +283,8 @@ def test_a_run_folder_takes_no_other_settings(work):
     [
         ("regress", "sick", ["--delta", "0"], "delta must be in"),
         ("regress", "age", ["--delta", "0", "--method", "gradient"], "delta must be in"),
-        ("regress", "age", ["--method", "sgd"], "needs a target with categories"),
+        ("regress", "age", ["--method", "descent"], "needs a target with categories"),
+        ("regress", "sick", ["--method", "sgd"], "'sgd' is gone: write 'gradient'"),
         ("regress", "town", ["--method", "objective"], "binary"),
         ("transfer", "sick", ["--delta", "0"], "delta must be above 0"),
     ],

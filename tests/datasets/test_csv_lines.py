@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tacit.datasets import Dialect, Schema, column_names, read_columns, read_features, read_rows
+from tacit.datasets import Dialect, Schema, column_names, read_columns, read_rows
 
 SCHEMA = Schema({"id": [0, 1000], "kind": ["a", "b", "a,1"], "y": [0, 1]}, target="y")
 HEADER = "id,kind,y"
@@ -158,7 +158,7 @@ def test_files_without_a_header_and_with_other_signs(tmp_path):
     dialect = {"separator": ";", "decimal": ",", "header": False, "skip_lines": 1}
     assert list(column_names(path, Dialect.from_dict(dialect))) == ["c1", "c2", "c3"]
     schema = Schema({"c1": [0, 100], "c3": [0, 5], "c2": ["x"]}, file=dialect)
-    assert read_features(path, schema).tolist() == [
+    assert read_rows(path, schema, training=False).x.tolist() == [
         [pytest.approx(-0.22), 0.0, 1.0],
         [0.0, pytest.approx(0.2), 0.0],
     ]

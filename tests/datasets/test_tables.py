@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tacit import datasets
-from tacit.datasets import Schema, read_chunks, read_columns, read_rows, read_table
+from tacit.datasets import Schema, read_columns, read_rows, read_table, with_target
 
 SCHEMA = """
 target = "income"
@@ -35,8 +35,14 @@ def table(tmp_path):
     return path
 
 
+def encoded(path, schema):
+    """Features and target of the rows that have a target."""
+    rows = with_target(read_rows(path, schema))
+    return rows.x, rows.y
+
+
 def test_numbers_are_clipped_to_the_declared_bounds_and_scaled(table):
-    x, y = next(read_chunks(table, Schema.parse(SCHEMA)))
+    x, y = encoded(table, Schema.parse(SCHEMA))
     # the income of the fourth record is no declared class, so the record is left out
     assert x[:, 0].tolist() == [-1.0, 1.0, 0.0, pytest.approx(16 / 36)]
     assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 0], [0, 1]]
@@ -44,13 +50,10 @@ def test_numbers_are_clipped_to_the_declared_bounds_and_scaled(table):
     assert y.tolist() == [0, 1, 0, 1]
 
 
-def test_chunks_and_parquet_give_the_same_features(table, tmp_path):
+def test_parquet_gives_the_same_features(table, tmp_path):
     schema = Schema.parse(SCHEMA)
-    whole = np.concatenate([x for x, _ in read_chunks(table, schema)])
-    pieces = np.concatenate([x for x, _ in read_chunks(table, schema, rows=2)])
     pd.read_csv(table).to_parquet(tmp_path / "people.parquet")
-    parquet = np.concatenate([x for x, _ in read_chunks(tmp_path / "people.parquet", schema)])
-    assert np.array_equal(whole, pieces)
+    whole, parquet = (encoded(one, schema)[0] for one in (table, tmp_path / "people.parquet"))
     assert np.array_equal(whole, parquet)
 
 
@@ -104,7 +107,7 @@ def test_a_wrong_schema_says_what_to_write(text, message):
 def test_a_missing_column_is_an_error_that_shows_no_value(table):
     schema = Schema.parse("target='wealth'\n[columns.wealth]\nlower=0\nupper=1")
     with pytest.raises(ValueError, match="has no column 'wealth'"):
-        list(read_chunks(table, schema))
+        read_rows(table, schema)
 
 
 TARGETS = {  # a declaration, cells that are a target, and cells that are none
@@ -130,7 +133,7 @@ def test_a_record_without_a_target_is_left_out_and_counted(tmp_path, kind):
     assert (found.n_records + found.n_held_out, len(found.flags["y"])) == (len(cells),) * 2
     kept = np.array([cell in good for cell in cells])
     assert len(found.x_train) + len(found.x_test) == kept.sum()
-    ((x_read, _),) = read_chunks(path, schema)
+    x_read, _ = encoded(path, schema)
     assert x_read[:, 0] == pytest.approx(schema.transform(pd.DataFrame({"x": x[kept]}))[:, 0])
     x_frame, y_frame = schema.encode(pd.DataFrame({"x": x, "y": cells}))
     assert len(x_frame) == len(y_frame) == kept.sum()
@@ -140,7 +143,7 @@ def test_a_declared_value_for_missing_targets_keeps_every_record(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,y\n1,\n2,9\n3,odd\n")
     schema = Schema({"x": [0, 4], "y": {"lower": 0, "upper": 10, "missing": 0}}, target="y")
-    ((_, y),) = read_chunks(path, schema)
+    _, y = encoded(path, schema)
     assert y.tolist() == [-1, pytest.approx(0.8), -1]
 
 
@@ -151,7 +154,7 @@ def test_a_threshold_makes_two_classes_and_a_missing_number_is_none(tmp_path):
         'target = "income"\n[columns.income]\nat_least = 7\n[columns.x]\nlower = 0\nupper = 4\n'
     )
     assert schema.n_classes == 2
-    ((_, y),) = datasets.read_chunks(path, schema)
+    _, y = encoded(path, schema)
     assert y.tolist() == [0, 1, 1]
     with pytest.raises(ValueError, match="one of the three"):
         datasets.Schema.parse('target = "a"\n[columns.a]\nat_least = 7\nlower = 0\nupper = 9\n')
@@ -179,12 +182,12 @@ PEOPLE = "age,zip,veteran,married\n20,01,True,0\n30.5,02,False,1\n40,01,True,1\n
 def test_one_row_changes_nothing_about_how_the_others_are_read(tmp_path, added):
     schema, path = Schema.parse(ALONE), tmp_path / "people.csv"
     path.write_text(PEOPLE)
-    ((x, y),) = read_chunks(path, schema)
+    x, y = encoded(path, schema)
     assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [1, 0]]
     assert x[:, 3].tolist() == [1, -1, 1]
     assert y.tolist() == [0, 1, 1]
     path.write_text(PEOPLE + added + "\n")
-    ((more_x, more_y),) = read_chunks(path, schema)
+    more_x, more_y = encoded(path, schema)
     np.testing.assert_array_equal(more_x[:3], x)
     np.testing.assert_array_equal(more_y[:3], y)
 
@@ -199,7 +202,7 @@ def test_a_missing_value_in_parquet_changes_no_other_row(tmp_path):
             for column, values in rows.items()
         }
         pd.DataFrame(table).to_parquet(tmp_path / f"{name}.parquet")
-        ((x, y),) = read_chunks(tmp_path / f"{name}.parquet", schema)
+        x, y = encoded(tmp_path / f"{name}.parquet", schema)
         found.append((x[:2].tolist(), y[:2].tolist()))
     assert found[0] == found[1]
     assert found[0][1] == [0, 1]

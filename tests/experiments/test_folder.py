@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tacit import Budget, Ledger
+from tacit._whole_file import write_whole
 from tacit.errors import LedgerError
 from tacit.experiments import Recipe, RunFolder
-from tacit.experiments.folder import write_whole
 
 
 def test_a_file_that_cannot_be_replaced_keeps_its_content_and_leaves_nothing(tmp_path, monkeypatch):

@@ -158,7 +158,7 @@ def test_settings_name_an_aggregator(changes, aggregator):
     [
         {"answers.threshold": 3.0},
         {"answers.mechanism": "cauchy"},
-        {"answers.mechanism": "laplace", "answers.sanitized": True},
+        {"answers.mechanism": "laplace", "answers.threshold": 3.0, "answers.threshold_noise": 1.0},
         {"teachers.count": 0},
         {"privacy.delta": 2.0},
         {"answers.public_share": 1.5},

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -139,6 +140,19 @@ def test_what_remains_is_admitted_and_little_more_is(event: Event) -> None:
     assert not chosen.admits(spent + cost(PureDP(1.3 * left.epsilon)), budget)
     assert not chosen.admits(spent + cost(Gaussian(left.noise_multiplier / 1.01)), budget)
     assert 0 < left.fraction < 1
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+def test_the_largest_pure_release_that_mu_gdp_leaves_is_its_inverse(mu: float) -> None:
+    """Of two normal laws `mu` apart, the likelihood ratio of the events x > mu / 2."""
+    chosen, budget = Filter((), (), 1.0, 0.0), Budget(4.0, 1e-5)
+    limit = limits_of(chosen, budget).gaussian
+    assert limit is not None
+    spent = price(Gaussian(1.0), orders=(), relation=ADD)  # used up the pure part: infinite
+    left = chosen.remaining(replace(spent, gaussian=limit - mu**2), budget)
+    above, below = (math.erfc(sign * mu / math.sqrt(8)) / 2 for sign in (-1, 1))
+    assert left.epsilon == pytest.approx(math.log(above / below), rel=2e-5)
+    assert left.noise_multiplier == pytest.approx(1 / mu, rel=1e-6)
 
 
 def test_the_odometer_is_never_below_the_price_of_events_fixed_in_advance() -> None:

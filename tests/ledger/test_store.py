@@ -98,9 +98,10 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
         Ledger(tmp_path / "a.db", BUDGET)
 
 
-def test_a_later_version_is_refused(file: Path) -> None:
-    tamper(file, "PRAGMA user_version = 99")
-    with pytest.raises(LedgerError, match="ledger version 99"):
+@pytest.mark.parametrize("number", [1, 99])
+def test_another_format_is_refused_and_named(file: Path, number: int) -> None:
+    tamper(file, f"PRAGMA user_version = {number}")
+    with pytest.raises(LedgerError, match=f"is a ledger of format {number}, .* format 2 alone"):
         Ledger(file)
 
 

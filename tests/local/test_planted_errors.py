@@ -43,16 +43,10 @@ class UnaryFlipsTooRarely(local.OptimizedUnary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnaryWithFullEpsilonPerBit(local.SymmetricUnary):
+class UnaryRoundsDown(local.OptimizedUnary):
     @property
     def miss_probability(self):
-        return round_up(1 / (1 + self._most))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubsetOneTooLarge(local.SubsetSelection):
-    def _hit_probability_of(self, d):
-        return super()._hit_probability_of(d + 1)
+        return super().miss_probability - Fraction(1, 2**52)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +64,9 @@ class PiecewiseWindowTooWide(local.PiecewiseMean):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuchiVectorFlipsTooRarely(local.DuchiVector):
+class DuchiFlipsTooRarely(local.DuchiMean):
     @property
-    def agreement_probability(self):
+    def true_sign_probability(self):
         return round_down(self._most / (self._most + Fraction(9, 10)))
 
 
@@ -82,8 +76,7 @@ OPTIONS = [
     ResponseForgetsOne,
     ResponseRoundsDown,
     UnaryFlipsTooRarely,
-    UnaryWithFullEpsilonPerBit,
-    SubsetOneTooLarge,
+    UnaryRoundsDown,
     HadamardWithFirstRow,
 ]
 
@@ -105,7 +98,7 @@ def test_planted_errors_of_frequency_oracles_are_found(kind, enumeration):
     ("randomizer", "values"),
     [
         (PiecewiseWindowTooWide(epsilon=1.0, n_levels=6), (-1.0, 1.0)),
-        (DuchiVectorFlipsTooRarely(epsilon=1.0, n_dimensions=2), ([1.0, 1.0], [-1.0, -1.0])),
+        (DuchiFlipsTooRarely(epsilon=1.0), (-1.0, 1.0)),
     ],
     ids=["piecewise", "duchi"],
 )

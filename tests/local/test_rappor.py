@@ -19,7 +19,7 @@ def test_one_report_has_the_ratio_of_theorem_two(enumeration):
     high = f * (p + q) / 2 + (1 - f) * q
     low = f * (p + q) / 2 + (1 - f) * p
     stated = math.log(high * (1 - low) / (low * (1 - high)))
-    assert rappor.report_epsilon == pytest.approx(stated)
+    assert rappor.event_of(1).epsilon == pytest.approx(stated)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ NUMBERS = [
     local.DuchiMean(epsilon=1.0),
     local.PiecewiseMean(epsilon=1.0),
     local.HybridMean(epsilon=1.0),
-    local.DuchiVector(epsilon=1.0, n_dimensions=1),
     local.SampledVector(epsilon=1.0, n_dimensions=1),
     local.LocalHistogram(epsilon=1.0, lower=-1.0, upper=1.0, n_bins=3),
     local.LocalQuantiles(epsilon=1.0, lower=-1.0, upper=1.0, depth=2),

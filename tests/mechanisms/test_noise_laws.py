@@ -104,7 +104,7 @@ class Replay(SecureGenerator):
     def __init__(self, words: np.ndarray, seed: int = 0) -> None:
         self.first, self.rest, self.calls = words, np.random.default_rng(seed), 0
 
-    def _words(self, size):
+    def words(self, size=None):
         self.calls += 1
         return self.first.copy() if self.calls == 1 else random_words(self.rest, tuple(size))
 
@@ -165,7 +165,7 @@ class Tail(SecureGenerator):
     def __init__(self, source, depth: float) -> None:
         self._source, self._most = source, math.ceil(math.exp(-depth) * 2.0**64)
 
-    def _words(self, size):
+    def words(self, size=None):
         words = random_words(self._source, tuple(size))
         if len(size) == 2:  # the first words of a chunk; further bits stay as they are
             words[0] = self._source.integers(0, self._most, size=size[1])

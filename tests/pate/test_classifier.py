@@ -21,12 +21,9 @@ from tacit.pate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
-    InteractiveGNMax,
     Journal,
-    LaplaceMax,
     OverlapWarning,
     PATEClassifier,
-    Sanitizer,
     TeacherError,
 )
 
@@ -69,7 +66,7 @@ def test_a_student_of_the_users_choice_sees_only_labeled_inputs_if_asked():
 
 
 def test_nothing_private_is_kept():
-    model = small(sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
+    model = small().fit(X, Y, PUBLIC)
     kept = {name for name in vars(model) if name.endswith("_")}
     assert kept == {
         "classes_",
@@ -77,16 +74,8 @@ def test_nothing_private_is_kept():
         "queries_",
         "labels_",
         "event_",
-        "sanitized_cost_",
         "student_",
     }
-
-
-def test_the_sanitized_cost_is_paid_for_and_published():
-    model = small(sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
-    assert Sanitizer().event in [entry.event for entry in model.ledger_.history()]
-    assert model.sanitized_cost_.epsilon(delta=1e-5) > 0
-    assert small().fit(X, Y, PUBLIC).sanitized_cost_ is None
 
 
 def test_the_budget_is_kept():
@@ -118,13 +107,6 @@ def test_a_failing_teacher_is_named_and_nothing_is_spent():
     model = PATEClassifier(Failing(), n_teachers=5, n_queries=5, ledger=ledger)
     with pytest.raises(TeacherError, match="teacher 0 of 5"):
         model.fit(X, Y, PUBLIC)
-    assert list(ledger.history()) == []
-
-
-def test_a_sanitizer_that_cannot_serve_is_refused_before_anything_is_spent():
-    ledger = Ledger()
-    with pytest.raises(TypeError, match="LaplaceMax"):
-        small(ledger=ledger, aggregator=LaplaceMax(3.0), sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
     assert list(ledger.history()) == []
 
 
@@ -160,12 +142,6 @@ def test_wrong_input_is_refused_before_anything_is_spent(X_, y, public, options,
     with pytest.raises(ValueError, match=match):
         small(ledger=ledger, **options).fit(X_, y, public)
     assert list(ledger.history()) == []
-
-
-def test_an_interactive_aggregator_is_refused_with_advice():
-    aggregator = InteractiveGNMax(threshold=1, sigma_threshold=1.0, sigma_answer=1.0)
-    with pytest.raises(TypeError, match="each round"):
-        small(aggregator=aggregator).fit(X, Y, PUBLIC)
 
 
 def test_a_declared_class_without_records_is_no_trouble():
@@ -300,40 +276,6 @@ def test_a_resumed_run_with_a_seed_draws_no_noise_twice(tmp_path, kill_at, monke
         with contextlib.suppress(KeyboardInterrupt):
             small(ledger=ledger, folder=tmp_path, max_answers=30).fit(X, Y, PUBLIC)
     assert len(drawn) == len(set(drawn)) == 30
-
-
-def test_a_sanitized_cost_is_published_and_paid_for_once(tmp_path):
-    ledger = Ledger()
-    first, again = (
-        small(ledger=ledger, folder=tmp_path, rng=None, sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
-        for _ in range(2)
-    )
-    assert again.sanitized_cost_ == first.sanitized_cost_
-    assert [entry.event for entry in ledger.history()].count(Sanitizer().event) == 1
-
-
-def test_a_budget_that_ends_the_answers_has_paid_for_their_sanitized_cost(tmp_path):
-    ledger = Ledger(budget=Budget(epsilon=6.0, delta=1e-5))
-    options = {"ledger": ledger, "folder": tmp_path, "n_queries": 200, "sanitizer": Sanitizer()}
-    model = small(**options).fit(X, Y, PUBLIC)
-    assert 0 < model.n_answered_ < 200
-    assert ledger.epsilon(delta=1e-5) <= 6.0
-    paid = len(list(ledger.history()))
-    assert small(**options).fit(X, Y, PUBLIC).sanitized_cost_ == model.sanitized_cost_
-    assert len(list(ledger.history())) == paid
-
-
-def test_answers_of_teachers_that_are_gone_enter_at_their_price_for_any_data(tmp_path, kill_at):
-    ledger = Ledger()
-    kill_at(12)
-    sanitized = {"sanitizer": Sanitizer(), "ledger": ledger, "folder": tmp_path, "rng": None}
-    sanitized |= {"max_answers": 30}  # paid for and answered one by one
-    with pytest.raises(KeyboardInterrupt):
-        small(**sanitized).fit(X, Y, PUBLIC)
-    kill_at(None)
-    cost = small(**sanitized).fit(X, Y, PUBLIC).sanitized_cost_
-    assert cost.carried == pytest.approx(12 * Sanitizer().order / 3.0**2)
-    assert [entry.event for entry in ledger.history()].count(Sanitizer().event) == 1
 
 
 def test_a_run_killed_inside_its_first_line_begins_again(tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from _pate_costs import winner_log_probabilities
 
 import tacit
 from tacit import Ledger
@@ -12,10 +13,8 @@ from tacit.pate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
-    InteractiveGNMax,
     LaplaceMax,
 )
-from tacit.pate.vote_analysis import winner_log_probabilities
 
 CONFIDENT = ConfidentGNMax(threshold=80, sigma_threshold=10.0, sigma_answer=8.0)
 
@@ -60,23 +59,3 @@ def test_answers_follow_the_noise_law():
 
 def test_a_class_without_votes_is_no_trouble():
     assert LaplaceMax(2.0).answer([[0, 50, 0, 0]], rng=0).tolist() == [1]
-    assert GNMax(2.0).private_cost([[0, 50, 0, 0]], tight=True).private_epsilon(delta=1e-5) >= 0
-
-
-def test_an_agreeing_student_spares_queries_and_answers_itself():
-    aggregator = InteractiveGNMax(
-        threshold=50, sigma_threshold=5.0, sigma_answer=8.0, confidence=0.9
-    )
-    votes = [[100, 0], [100, 0], [60, 40]]
-    student = [[0.99, 0.01], [0.02, 0.98], [0.5, 0.5]]
-    ledger = Ledger()
-    labels = aggregator.answer(votes, student, ledger=ledger, rng=0)
-    # Agreed: the student's label, free. Contradicted: the teachers'. Unsure both: none.
-    assert labels.tolist() == [0, 0, NO_ANSWER]
-    answers = [e for e in ledger.history() if e.event == Gaussian(8 / math.sqrt(2), 1.0)]
-    assert len(answers) == 1
-    assert aggregator.private_cost(votes, student, labels).values.min() > 0
-    with pytest.raises(ValueError, match="student_probabilities"):
-        aggregator.answer(votes, [[0.5, 0.5]])
-    with pytest.raises(ValueError, match="student_probabilities"):
-        aggregator.answer(votes, [[0.5, math.nan]] * 3)

@@ -167,13 +167,6 @@ def test_strict_raises_where_the_budget_ends():
     assert ledger.epsilon(delta=1e-5) <= 1.0
 
 
-def test_labels_and_votes_must_match_in_the_private_cost():
-    with pytest.raises(ValueError, match="labels"):
-        GNMax(4.0).private_cost(VOTES, [0, 1])
-    with pytest.raises(ValueError, match="tight"):
-        LaplaceMax(4.0).private_cost(VOTES, tight=True)
-
-
 @pytest.mark.parametrize("make", [LaplaceMax, GNMax])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_noise_must_be_positive_and_finite(make, value):

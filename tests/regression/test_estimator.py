@@ -31,7 +31,6 @@ MEMBERS = [
     LinearRegression(**LINEAR, method="adassp"),
     LinearRegression(**LINEAR, method="gradient", max_weight=10),
     LogisticRegression(**SMALL, max_weight=10),
-    LogisticRegression(**SMALL, method="sgd"),
     LogisticRegression(**SMALL, method="objective"),
     TransferRegression(**LINEAR),
 ]
@@ -98,7 +97,7 @@ def test_the_event_costs_no_more_than_the_budget(model, relation):
         moves = [p.replace_factor if relation is Relation.REPLACE_ONE else 1.0 for p in parts]
         spent = sum(m / part.noise_multiplier for m, part in zip(moves, parts, strict=True))
         assert spent <= 0.8
-    elif getattr(model, "method", None) not in ("sgd", "objective"):
+    elif getattr(model, "method", None) != "objective":
         assert GDP().epsilon(fitted.event_, delta=1e-6, relation=relation) <= 0.8
     else:
         assert tacit.epsilon(fitted.event_, delta=1e-6, relation=relation) <= 0.8 * (1 + 1e-9)
@@ -294,7 +293,7 @@ def test_a_table_without_usable_rows_is_no_error(n_rows):
               for one in linear]  # fmt: skip
     models += [LogisticRegression(**terms, classes=range(k)) for k in (2, 3)]
     models += [LogisticRegression(**terms, classes=range(2), method=method)
-               for method in ("gradient", "descent", "sgd", "objective")]  # fmt: skip
+               for method in ("gradient", "descent", "objective")]  # fmt: skip
     models += [FrankWolfe(**terms, target_bounds=(-1, 1), delta=1e-6)]
     for model in models:
         assert np.isfinite(model.fit(X, y).coef_).all()

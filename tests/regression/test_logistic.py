@@ -15,7 +15,7 @@ def coins(rows=60_000, seed=0):
     return X, (rng.random(rows) < expit(0.4 * X[:, 0] - 0.6 * X[:, 1] - 2)).astype(int)
 
 
-@pytest.mark.parametrize("method", ["gradient", "sgd", "objective"])
+@pytest.mark.parametrize("method", ["gradient", "objective"])
 def test_the_true_model_is_found(method):
     X, y = coins()
     model = LogisticRegression(
@@ -23,6 +23,12 @@ def test_the_true_model_is_found(method):
     ).fit(X, y)
     np.testing.assert_allclose(model.coef_, [[0.4, -0.6]], rtol=0.15)
     np.testing.assert_allclose(model.intercept_, [-2], rtol=0.2)
+
+
+def test_an_old_call_with_sgd_is_told_what_to_write():
+    X, y = coins(100)
+    with pytest.raises(ValueError, match="'sgd' is gone: write 'gradient'"):
+        LogisticRegression(epsilon=3.0, bounds=(-5, 10), method="sgd").fit(X, y)
 
 
 def test_many_classes_get_one_row_each():

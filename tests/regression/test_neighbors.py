@@ -7,7 +7,7 @@ from recorded_releases import recorded_releases
 from sklearn.base import clone
 
 from tacit.events import Relation
-from tacit.regression import Bounds, LinearRegression, LogisticRegression, objective, sgd
+from tacit.regression import Bounds, LinearRegression, LogisticRegression, objective
 from tacit.regression.rows import PrivateRows
 
 N = 300
@@ -33,7 +33,6 @@ CASES = [
     ("linear, adassp", LINEAR, {"method": "adassp"}),
     *((f"logistic, {name}", LOGISTIC, options) for name, options in OPTIONS.items()),
     ("logistic, sparse", LOGISTIC, {"method": "descent"}),
-    ("logistic, sgd", LOGISTIC, {"method": "sgd", "rate": 1.0}),  # every lot holds all records
 ]
 EXTREMES = [[5.0, 5, 5, 5], [-2.0, 5, -2, 5], [1e9, -1e9, 0, 0], [0.0, 0, 0, 0]]
 
@@ -63,9 +62,6 @@ def test_a_record_changes_every_release_by_at_most_its_sensitivity(monkeypatch, 
     bound = 1.0
     if model.method == "adassp":
         bound = model._plan(model._box(4), N).row_norm ** 2  # of the Gram matrix, the largest
-    if model.method == "sgd":
-        plan = sgd.plan_sgd(n_classes=2, row_norm=model._box(4).row_norm, rate=1.0, **BUDGET)
-        bound = plan.gradient.l2_sensitivity
     outputs: list[np.ndarray] = []
     everyone = np.arange(N)
     exact = values(monkeypatch, model, everyone, outputs)

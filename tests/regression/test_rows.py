@@ -96,7 +96,7 @@ def test_a_table_that_needs_no_scaling_is_read_in_place_and_not_changed(method):
     LinearRegression(
         epsilon=1.0, delta=delta, bounds=(-1, 1), target_bounds=(-1, 1), method=method
     ).fit(X, y)
-    for other in ("auto", "sgd", "objective", "descent"):
+    for other in ("auto", "objective", "descent"):
         LogisticRegression(epsilon=1.0, bounds=(-1, 1), method=other).fit(X, y > 0)
     assert (before == X).all()
     _, first = next(PrivateRows(X, Bounds(-1, 1).box(3)).scaled())

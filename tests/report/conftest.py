@@ -4,15 +4,21 @@ import json
 
 import pytest
 
+import tacit
+from tacit import Ledger
 from tacit import events as ev
-from tacit.experiments import Facts, RunFolder, file_hash
+from tacit.experiments import Facts, Recipe, RunFolder
+from tacit.experiments.facts import with_files
 
 
 @pytest.fixture
 def run(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.write("model.safetensors", b"weights")
-    step = ev.PoissonSampled(0.02, ev.Gaussian(1.3))
+    recipe = Recipe.from_dict({"training": {"batch_size": 1000, "clip_norm": 0.1}}).to_toml()
+    folder.write("recipe.toml", recipe)
+    header = json.dumps({"__metadata__": {"tacit": json.dumps({"recipe": recipe})}}).encode()
+    folder.write("model.safetensors", len(header).to_bytes(8, "little") + header)
+    event = ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.3)), 500)
     rows = [
         {"step": 50 * k, "epoch": k, "epsilon": 0.4 + 0.1 * k, "accuracy": 0.5 + 0.04 * k}
         for k in range(1, 11)
@@ -21,12 +27,12 @@ def run(tmp_path):
     twin = [{"step": 50 * k, "epoch": k, "accuracy": 0.7 + 0.027 * k} for k in range(1, 11)]
     folder.write_lines("baseline.jsonl", twin)
     facts = {
-        "version": 1,
-        "event": ev.Repeated(step, 500).to_dict(),
+        "version": 2,
+        "event": event.to_dict(),
         "relation": "add_remove",
         "unit": "record",
         "delta": 1e-5,
-        "epsilon": 1.4,
+        "epsilon": tacit.epsilon(event, delta=1e-5),
         "epsilon_target": 1.5,
         "data": "<digits> & friends",
         "n_records": 50_000,
@@ -37,17 +43,19 @@ def run(tmp_path):
         "released": ["the model after the last step"],
         "seed": "OS entropy",
         "model": "linear layer on scattering features",
-        "hyperparameters": {"batch_size": 1000, "clip_norm": 0.1},
+        "hyperparameters": Recipe.parse(recipe).to_dict()["training"],
         "utility": {
             "metric": "accuracy",
             "private": [{"seed": None, "value": 0.90}, {"seed": None, "value": 0.91}],
             "non_private": [{"seed": None, "value": 0.97}],
             "n_test": 10_000,
+            "intervals": {},
         },
-        "model_sha256": file_hash(folder / "model.safetensors"),
         "baseline_file": "baseline.jsonl",
-        "versions": {"tacit": "0.1.0", "python": "3.11"},
-        "created": "2026-11-15T12:00:00Z",
     }
-    folder.write("facts.json", json.dumps(Facts.from_dict(facts).to_dict()))
+    with Ledger(folder / "run.ledger") as ledger:
+        ledger.spend(event)
+        folder.write(
+            "facts.json", with_files(Facts.from_dict(facts), folder.path, ledger).to_json()
+        )
     return folder

@@ -11,8 +11,8 @@ import pytest
 import torch
 from slow_cases import one_fast
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'tacit[text]'")
-pytest.importorskip("peft", reason="needs peft: pip install 'tacit[text]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'tacit-dp[text]'")
+pytest.importorskip("peft", reason="needs peft: pip install 'tacit-dp[text]'")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tacit.errors import WeakGuarantee

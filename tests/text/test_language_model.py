@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'tacit[text]'")
-pytest.importorskip("peft", reason="needs peft: pip install 'tacit[text]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'tacit-dp[text]'")
+pytest.importorskip("peft", reason="needs peft: pip install 'tacit-dp[text]'")
 
 import transformers
 

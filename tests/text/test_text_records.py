@@ -227,7 +227,7 @@ def test_no_person_can_be_a_canary(tmp_path):
 
 @pytest.mark.parametrize("classes", [("0", "1"), ("no", "yes")])
 def test_a_saved_folder_of_datasets_holds_the_same_texts(tmp_path, classes):
-    datasets = pytest.importorskip("datasets", reason="pip install 'tacit[text]'")
+    datasets = pytest.importorskip("datasets", reason="pip install 'tacit-dp[text]'")
     features = datasets.Features(
         {
             "text": datasets.Value("string"),

@@ -6,6 +6,7 @@ ones, in orders chosen to hurt, and random changes of them that are kept if they
 """
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -591,6 +592,26 @@ def test_bounded_arithmetic_is_within_a_thousandth_at_lots_of_4096():
     assert 4096 < lot < 5000
     for forms_gradients in (True, False):
         assert sum_error(lot, forms_gradients=forms_gradients, ranks=8) <= 1e-3
+
+
+def derived(lot, *, roundings, rho):
+    """The bound of the module's docstring as an exact fraction, for so many roundings of a term."""
+    k = Fraction(2 * roundings, 2**53)  # every rounding counts twice, which covers truncation
+    moved = 2 * k / (1 - k) * lot / rho
+    return moved + Fraction(2 * lot, 2**24) * (1 + moved)  # both sums are rounded to float32
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("lot", [1, 256, 4944, 10**6])
+def test_eta_is_the_bound_that_the_module_derives(lot, ranks):
+    # One by one or in chunks, then by microbatch, then by rank; eight for a term's own roundings.
+    added = lot + lot + ranks + 8
+    formed = derived(lot, roundings=added, rho=1)
+    # Before that, 8,192 rows of one contraction, and 8,192 contractions of one microbatch.
+    contracted = derived(lot, roundings=added + 8192 + 8192, rho=Fraction(1, 4096))
+    for forms_gradients, exact in ((True, formed), (False, contracted)):
+        found = sum_error(lot, forms_gradients=forms_gradients, ranks=ranks)
+        assert found == pytest.approx(float(exact), rel=1e-12)
 
 
 def test_eta_grows_with_the_lot_and_never_becomes_negative():

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tacit import events as ev
-from tacit.training import Automatic, Exponential, Flat, Linear, PerLayer, Stairs
+from tacit.training import Automatic, Flat, Geometric, Linear, PerLayer, Stairs
 from tacit.training.clip import scaled
 from tacit.training.plan import _drawn_ahead, factors
 
 
-@pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Exponential(2.0, 0.5), Stairs((2.0, 0.5))])
+@pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Geometric(2.0, 0.5), Stairs((2.0, 0.5))])
 def test_a_schedule_starts_and_ends_where_it_says(schedule):
     found = factors(schedule, 100, name="noise_schedule")
     assert found[0] == 2.0

@@ -20,8 +20,7 @@ import pytest
 import torch
 
 HOMES = (
-    "banded_blocks", "conv_norms", "gram", "lstm_steps", "noise", "take_rows", "update",
-    "weighted_rows",
+    "banded_blocks", "conv_norms", "gram", "noise", "take_rows", "update", "weighted_rows",
 )  # fmt: skip
 
 

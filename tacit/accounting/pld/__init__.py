@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit._check import in_closed_unit, in_open_unit, non_negative
+from tacit._check import in_open_unit, non_negative
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld.direction import DirectionPrice
@@ -28,7 +28,6 @@ from tacit.accounting.pld.pairs import PairRule, both_orders, directions, neighb
 from tacit.events import Event, Relation
 
 _NEGLIGIBLE = 1e-10  # deltas of a profile below this are not resolved further
-_LINES = 128  # points of the curve delta(epsilon) from which a trade-off function is bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +110,6 @@ class PLD:
             found = [price.deltas(points, least=_NEGLIGIBLE)[1] for price in prices]
             first, second = np.maximum(first, found[0]), np.maximum(second, found[-1])
         return first, second
-
-    def tradeoff(
-        self,
-        event: Event,
-        false_positive_rates: Iterable[float],
-        *,
-        relation: Relation = ADD_REMOVE,
-    ) -> Floats:
-        """Return the least false negative rate of any test that distinguishes two neighbors.
-
-        The result has one value for each false positive rate. Each proved (epsilon, delta) implies
-        two lines below which no pair of error rates can lie (Wasserman & Zhou 2010; Dong, Roth & Su
-        2022, Section 2). The result is the highest of many such lines: a proved lower bound, which
-        is slightly too low between the points where lines touch the exact curve.
-        """
-        rates = np.array([in_closed_unit(false_positive_rate=r) for r in false_positive_rates])
-        smallest = min((rate for rate in rates if 0 < rate < 1), default=0.5)
-        price = self._price(event, relation)
-        far = min(price.epsilon(1e-3 * smallest).upper, 60.0)
-        epsilon = far * np.linspace(0.0, 1.0, _LINES)[::-1]
-        kept = 1.0 - np.array([price.delta(point).upper for point in epsilon])
-        steep = kept - np.multiply.outer(rates, np.exp(epsilon))  # (rates, lines)
-        flat = (kept - rates[:, None]) * np.exp(-epsilon)
-        return np.clip(np.maximum(steep, flat).max(axis=1), 0.0, 1.0 - rates)
 
     def _price(self, event: Event, relation: Relation) -> "_WorstDirection":
         found = directions(event, Relation(relation), self.pair_of)

@@ -65,7 +65,7 @@ def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
     return removal, _on_losses(losses[::-1], p[::-1], infinite=infinite, at_zero=rest)
 
 
-class _Epoch(NamedTuple):
+class _RatioLaw(NamedTuple):
     """Law under Q of the likelihood ratio P / Q of one epoch; see `_epoch` for the range kept."""
 
     ratio: Floats
@@ -76,7 +76,7 @@ class _Epoch(NamedTuple):
     beyond: float  # bound on the mass outside the window of the transform, under P and under Q
 
 
-def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
+def _epoch(grid: "_SumGrid", steps: int, shift: float, side: int) -> _RatioLaw:
     """Return likelihood ratios P / Q of one epoch of random allocation, and their Q-mass.
 
     A ratio is the mean of `steps` numbers X (see the module docstring) on a grid. With `side` 1,
@@ -99,7 +99,7 @@ def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
     total = total[kept]
     weight = np.exp(steps * math.log(scale) - theta * (total - steps))
     whole = math.exp(steps * math.log(mass.sum()))
-    return _Epoch(
+    return _RatioLaw(
         ratio=total / steps,
         mass=np.maximum(law[kept], 0.0) * weight,
         error=_transform_error(spectrum, power, logs, law, steps) * weight,
@@ -109,7 +109,7 @@ def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
     )
 
 
-class _Grid(NamedTuple):
+class _SumGrid(NamedTuple):
     """Grid for the sum of the X of the module docstring: first * step, (first + 1) * step, ..."""
 
     step: float
@@ -119,7 +119,7 @@ class _Grid(NamedTuple):
     spread: float  # standard deviation of the sum
 
 
-def _grid(steps: int, shift: float) -> _Grid:
+def _grid(steps: int, shift: float) -> _SumGrid:
     z = -float(special.ndtri_exp(math.log(_TAIL / 2))) + shift
     cut = math.exp(min(shift * z - shift**2 / 2, 700.0))
     one = math.sqrt(math.expm1(min(shift**2, 400.0)))
@@ -136,7 +136,7 @@ def _grid(steps: int, shift: float) -> _Grid:
     # The transform is fast for a power of two, times 1, 3 or 5.
     least = math.ceil(window / step) + 2
     size = min(odd << max((-(-least // odd) - 1).bit_length(), 1) for odd in (1, 3, 5))
-    return _Grid(step, math.floor(start / step), size, cut, spread)
+    return _SumGrid(step, math.floor(start / step), size, cut, spread)
 
 
 def _cell_ends(shift: float, step: float, cut: float, side: int) -> Floats:
@@ -188,7 +188,7 @@ def _transform_error(
     return 2 * ROUND * (float(np.linalg.norm(each)) * math.sqrt(2 / size) + inverse)
 
 
-def _outside(mass: Floats, x: Floats, steps: int, grid: _Grid) -> float:
+def _outside(mass: Floats, x: Floats, steps: int, grid: _SumGrid) -> float:
     """Return a Chernoff bound on the mass, under P and under Q, of sums outside the window.
 
     Each of `steps` terms has mass `mass` at `x`; `grid` is the window. The P-mass of a sum s is

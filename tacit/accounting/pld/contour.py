@@ -38,6 +38,7 @@ a law, whose mass is below 1.
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -91,7 +92,7 @@ class Family:
             if used is None:
                 variance = math.fsum(n * m.variance for n, m in zip(counts, models, strict=True))
                 used = useful_orders(math.sqrt(variance) + 1e-150)
-            each = [model.moments(used) for model in models]
+            each = [_moments(model, used.start, used.stop) for model in models]
         self.each = each
         self.moments = total(self.each, counts)
         self.removed = math.fsum(n * m.removed for n, m in zip(counts, models, strict=True))
@@ -195,6 +196,12 @@ class Family:
         family = Family(models, counts, each, eta)
         family.removed = self.removed
         return Contours(_Draft(family, epsilon, log_target), family, large)
+
+
+@lru_cache(maxsize=32)
+def _moments(model: LossModel, start: int, stop: int) -> Cumulants:
+    """Return the moments of a model, which is kept between prices as well, in a range of orders."""
+    return model.moments(slice(start, stop))
 
 
 class Contours:

@@ -89,7 +89,7 @@ def _epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
 @lru_cache(maxsize=8)
 def _above(law: MixedNormals, log_share: float) -> tuple[Discrete, float]:
     """Return a law above `law` given a finite loss, and the P-mass of infinite losses."""
-    cells = _Cells(law, log_share)
+    cells = _MixtureCells(law, log_share)
     mass, beyond = spread_masses(*cells.masses(), cells.points)
     losses = cells.points
     if law.largest_loss < math.inf:
@@ -101,7 +101,7 @@ def _above(law: MixedNormals, log_share: float) -> tuple[Discrete, float]:
 @lru_cache(maxsize=8)
 def _below(law: MixedNormals, log_share: float) -> Discrete:
     """Return a law below `law`; cells that P or Q gives no mass for certain are left out."""
-    p, q = _Cells(law, log_share).masses()
+    p, q = _MixtureCells(law, log_share).masses()
     # A tail is exact to a few roundings, so the mass of a cell errs by as much of it.
     p = p - 16 * ROUND * np.cumsum(p[::-1])[::-1]
     q = q + 16 * ROUND * np.cumsum(q)
@@ -127,7 +127,7 @@ def _highest_shift(law: MixedNormals, share: float) -> float:
     return 0.0
 
 
-class _Cells:
+class _MixtureCells:
     """Cells of the output x of a mixture, and the losses `points` at their ends, increasing.
 
     Beyond the cells, on the side of high losses, P has a mass of at most 2 exp(log_share). Cells

@@ -149,7 +149,6 @@ class SmoothModel(NormalSample):
         self.log_p, self.loss = self.log_density(self.y)
         self.nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
         self.known_outside: Floats = np.full(len(ORDERS), math.inf)  # `_log_outside` at `ORDERS`
-        self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
         mass = np.exp(self.log_p) * self.step
         self.variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)
 
@@ -170,12 +169,6 @@ class SmoothModel(NormalSample):
         return log_p + log_ndtr((self.cut - y) / self.width), loss
 
     def moments(self, used: slice) -> Cumulants:
-        key = used.start, used.stop
-        if key not in self.known_moments:
-            self.known_moments[key] = self._moments(used)
-        return self.known_moments[key]
-
-    def _moments(self, used: slice) -> Cumulants:
         found = self.nodes.cumulants(removed=self.removed, orders=used)
         orders = ORDERS[used]
         is_used = orders <= max(orders[-1] * (_USEFUL / FARTHEST), orders[0])

@@ -112,7 +112,6 @@ class SeriesModel:
         weight, cut = law.a * law.rate, expansion.cut
         above = (1 - weight) * ndtr(-cut) + weight * ndtr(1 / expansion.sigma - cut)
         self.removed = float(above) * (1 + 1e-12)
-        self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
         self.known_weights: dict[float, float] = {}  # of orders
 
     @staticmethod
@@ -158,12 +157,6 @@ class SeriesModel:
         return self.expansion.lost[0] + self.expansion.weights @ sizes[:-1]
 
     def moments(self, used: slice) -> Cumulants:
-        key = used.start, used.stop
-        if key not in self.known_moments:
-            self.known_moments[key] = self._moments(used)
-        return self.known_moments[key]
-
-    def _moments(self, used: slice) -> Cumulants:
         orders, size = ORDERS[used], used.stop - used.start
         points = np.empty(2 * size, np.complex128)
         points[:size], points[size:] = orders, orders * (1 + _NUDGE * 1j)

@@ -24,13 +24,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit._check import whole
+from tacit._check import one_of, whole
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.engines.examples import Examples, as_views
 from tacit.training.engines.traced import TracedLotSum
-from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
@@ -152,9 +151,7 @@ def engine_named(name: str) -> Engine:
     """Return the engine called `name`; "auto" tries the cheapest first and then the others."""
     if name == "auto":
         return _cheapest
-    if name not in ENGINES:
-        known = ", ".join(["auto", *ENGINES])
-        raise ValueError(f"engine must be one of {known}, got {name!r}.")
+    one_of(("auto", *ENGINES), engine=name)
     return ENGINES[name]
 
 
@@ -173,9 +170,8 @@ class LotSum:
         Whether to compile the sum, see `tacit.training.gpu`. With "auto", a program that cannot be
         compiled runs as it is, after one warning. `reason`, why the sum is compiled or not, is
         printed before the first lot.
-    product_error
-        Largest error of products in float32, in clip norms, if the rounding of the sum must be
-        bounded (`tacit.training.arithmetic`); 0 if it need not.
+    bounded
+        Whether the rounding of the sum must be bounded (`tacit.training.arithmetic`).
     noisy_loss
         How the examples' losses are added, if the run releases them; else None.
     """
@@ -191,13 +187,12 @@ class LotSum:
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool | Literal["auto"] = False,
         reason: str = "",
-        product_error: float = 0.0,
+        bounded: bool = False,
         noisy_loss: NoisyLoss | None = None,
     ) -> None:
         self._noisy_loss = noisy_loss
         self._reason = reason
-        self._bounded = bounded = product_error > 0
-        self._product_error = product_error
+        self._bounded = bounded
         self._model = model
         self._loss_fn = loss_fn
         self._engine = engine_named(engine)
@@ -227,7 +222,6 @@ class LotSum:
         clip: Clip,
         *,
         masked: bool = False,
-        checked: bool = True,
         defer: bool = False,
     ) -> tuple[ClippedSum, int]:
         """Return the sum of a lot, and how many records the lot holds. Private.
@@ -236,8 +230,7 @@ class LotSum:
         it by the replay that `deferred` returns, before it reads the sum.
 
         A microbatch that does not fit in memory is summed in halves. A compiled sum assumes finite
-        gradients. If some are not, the lot is summed again uncompiled (`masked`), without them. If
-        products in float32 fail their check, the lot is summed again in float64 (not `checked`).
+        gradients. If some are not, the lot is summed again uncompiled (`masked`), without them.
         """
         if self._norms:
             check_layers(self._norms)
@@ -249,13 +242,12 @@ class LotSum:
             compiled.begin()
             if compiled.has_fixed_rows:
                 lot.source.use_few_sizes()
-        check = self._check(lot) if checked else None
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
             is_own = compiled is None and not self._is_on_gpu  # no sum is overwritten by the next
             total = None if pending and (is_own or len(pending) == 1) else self._zeros(clip)
-            compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
+            compute = partial(self._clipped_sum, clip=clip, masked=masked)
             for microbatch in pending:
                 try:
                     is_deferred = defer and len(pending) == 1
@@ -278,8 +270,6 @@ class LotSum:
         if compiled is not None and not compiled.all_finite():
             return self(lot, clip, masked=True)
         assert total is not None  # there are zeros if nothing was drawn
-        if check is not None and not check.holds(total.sums, clip):
-            return self(lot, clip, masked=masked, checked=False)
         return total, drawn
 
     def deferred(self) -> "ReplayedStep | None":
@@ -301,16 +291,7 @@ class LotSum:
         self._compiled = None
         return True
 
-    def _check(self, lot: "Lot") -> ProductCheck | None:
-        """Return a new check of a lot's products; None if they are computed in float64."""
-        is_alone = not self._is_sharded and not self._is_on_gpu and self._compiled is None
-        if not self._product_error or not is_alone:
-            return None
-        return ProductCheck(lot.key.numpy("probes", lot.step), self._product_error)
-
-    def _clipped_sum(
-        self, microbatch: Microbatch, clip: Clip, *, masked: bool, check: ProductCheck | None
-    ) -> ClippedSum:
+    def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
         if self._loss_fn is None:
             raise ValueError(
@@ -325,7 +306,7 @@ class LotSum:
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
         program, views = (self._model, self._loss_fn), self._views
-        options = self._bounded, check, self._noisy_loss, self._may_be_sparse
+        options = self._bounded, self._noisy_loss, self._may_be_sparse
         return self._engine(Examples(*program, batch, mask, views, *options), clip)
 
     def _sum_of_rows(

@@ -41,21 +41,18 @@ from tacit.training.gradients import PULL_BACKS, RULES, generic
 from tacit.training.gradients.factored import (
     Dense,
     FactoredGradient,
-    Outer,
     TableRows,
     apart,
     combine,
     held_bytes,
     joined,
 )
-from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.recurrent import PackedOrders, is_packed
-from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Stale, Unsupported
+from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Stale, Unsupported, refuse
 from tacit.training.noisy_loss import with_loss
 from tacit.training.tree import (
     LossFn,
-    is_out_of_memory,
     require_gradient,
     results_in,
     tensors_in,
@@ -94,7 +91,7 @@ def run(
     for _ in range(_ATTEMPTS):
         known = trace or trace_for(examples, stale=stale)
         tape = Tape(examples.parameters, examples.mask.shape[0], clip, bounded=examples.bounded)
-        tape.check, tape.is_sparse = examples.check, examples.sparse
+        tape.is_sparse = examples.sparse
         try:
             with tape.emptied(), torch.enable_grad():
                 with Intercept(known, tape, examples.rows) as intercept:
@@ -280,9 +277,7 @@ class Intercept(TorchFunctionMode):
         try:
             return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
         except RuntimeError as error:  # a block ran again without the mode and saved other tensors
-            if is_out_of_memory(error):
-                raise
-            raise Unsupported("this version of torch cannot follow a checkpointed block") from error
+            refuse(error, "this version of torch cannot follow a checkpointed block")
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -480,7 +475,6 @@ class Tape:
         self.done: set[str] = set()
         self.rounding = 0.0
         self.is_open = False
-        self.check: ProductCheck | None = None  # if given, of products in the bounded mode
         self.is_sparse = False  # whether sums of large tables may be sparse
 
     def count(self, tensors: tuple[Tensor, ...]) -> None:
@@ -557,10 +551,9 @@ class Tape:
         while self.measured:  # newest first: frees the activations on the way
             names, gradient = self.measured.pop()
             of_group = factors[self.groups[names[0]]]
-            value = self._checked_sum(names[0], gradient, of_group, finite) if self.check else None
             if self.is_sparse and isinstance(gradient, TableRows):
                 value = gradient.sum_of_rows(of_group, finite, bounded=self.bounded)
-            if value is None:
+            else:
                 value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
@@ -569,15 +562,6 @@ class Tape:
             if name not in sums:  # no example used it
                 sums[name] = zeros_for(p, self._dtype_of_sum(name))
         return ClippedSum({name: sums[name] for name in self.parameters}, within)
-
-    def _checked_sum(
-        self, name: str, gradient: FactoredGradient, factors: Tensor, keep: Tensor | None
-    ) -> Tensor | None:
-        """Return the weighted sum in float32, to be checked; None if float64 is as fast."""
-        sides = gradient.rank_one(factors, keep) if isinstance(gradient, Outer) else None
-        if self.check is None or sides is None or not self.check.takes(*sides):
-            return None
-        return self.check.product(name, *sides)
 
     def _dtype_of_sum(self, name: str) -> torch.dtype:
         return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)

@@ -18,7 +18,6 @@ from tacit.training.clip import (
     trainable,
 )
 from tacit.training.gradients.factored import weighted_rows
-from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
@@ -40,9 +39,6 @@ class Examples:
     bounded
         Whether the book-keeping engine uses its bounded mode (`tacit.training.arithmetic`). Other
         engines are bounded in any case.
-    check
-        Where to check products of the bounded mode that are computed in float32. Without it they
-        are computed in float64.
     noisy_loss
         How the losses are added, if the run releases them too.
     sparse
@@ -55,7 +51,6 @@ class Examples:
     mask: Tensor
     views: int = 1
     bounded: bool = False
-    check: ProductCheck | None = None
     noisy_loss: NoisyLoss | None = None
     sparse: bool = False
 

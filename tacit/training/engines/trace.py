@@ -20,7 +20,7 @@ from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import RAGGED, SPREADS
 from tacit.training.gradients.generic import copied, names_a_write, without_write
 from tacit.training.gradients.recurrent import PackedOrders, arrangements, is_packed
-from tacit.training.gradients.site import Layout, Unsupported
+from tacit.training.gradients.site import Layout, Unsupported, refuse
 from tacit.training.mixing import (
     refuse_batch_norm,
     refuse_call,
@@ -30,7 +30,6 @@ from tacit.training.mixing import (
 )
 from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
-    is_out_of_memory,
     map_rows,
     require_gradient,
     results_in,
@@ -98,7 +97,7 @@ class Trace(NamedTuple):
         return self._replace(specs=_confirmed_by(self.specs, other.specs))
 
 
-class _Call(NamedTuple):
+class _TracedCall(NamedTuple):
     """One call of the run on two examples: the function, and the shapes of its tensors."""
 
     function: Callable[..., Any]
@@ -159,9 +158,7 @@ def _program_runs() -> Iterator[None]:
     except IncompatibleModel:
         raise
     except Exception as error:  # the user's program may raise anything
-        if is_out_of_memory(error):
-            raise
-        raise Unsupported("the model does not take the examples in any order") from error
+        refuse(error, "the model does not take the examples in any order")
 
 
 def _confirmed_by(specs: Specs, others: Specs) -> Specs:
@@ -200,7 +197,7 @@ class _Log(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
+        self.calls: list[_TracedCall] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -209,7 +206,9 @@ class _Log(TorchFunctionMode):
         refuse_call(func, args, kwargs)
         arguments = [tuple(t.shape) for t in tensors_in(args, kwargs)]
         result = func(*args, **kwargs)
-        self.calls.append(_Call(func, arguments, [tuple(t.shape) for t in results_in(result)]))
+        self.calls.append(
+            _TracedCall(func, arguments, [tuple(t.shape) for t in results_in(result)])
+        )
         return result
 
 
@@ -219,7 +218,7 @@ class _Compare(TorchFunctionMode):
     The model runs on two examples, then on three; the axis whose length grew is the one.
     """
 
-    def __init__(self, labels: dict[int, str], calls: list[_Call], views: int) -> None:
+    def __init__(self, labels: dict[int, str], calls: list[_TracedCall], views: int) -> None:
         super().__init__()
         self.labels: dict[int, Label] = dict(labels)
         self.reference, self.views = iter(calls), views
@@ -281,7 +280,7 @@ class _Compare(TorchFunctionMode):
         return tensor.requires_grad and id(tensor) not in self.labels and tensor.shape == small
 
     def _spec(
-        self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]
+        self, func: Any, before: _TracedCall, shapes: list[Shape], results: tuple[Tensor, ...]
     ) -> CallSpec:
         layouts: tuple[Layout | None, ...] = (None,) * len(shapes)
         if func not in RAGGED:
@@ -365,9 +364,7 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> Specs:
             for (r, layout), marks in zip(unclear, marked, strict=True):
                 order[id(r)] = _order_of_marks(order[id(r)], layout, marks)
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise  # no property of the model: fewer rows may fit
-        raise Unsupported("autograd gives no gradient inside the model") from error
+        refuse(error, "autograd gives no gradient inside the model")
     specs: Specs = {}
     for key, spec, results in run.found:
         specs.setdefault(key, []).append(_ordered(key, spec, results, order))

@@ -18,9 +18,9 @@ from tacit.training.clip import Clip, ClippedSum
 from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.gradients.recurrent import CELLS, decomposed
-from tacit.training.gradients.site import Declined, Unsupported
+from tacit.training.gradients.site import Declined, Unsupported, refuse
 from tacit.training.noisy_loss import with_loss
-from tacit.training.tree import Batch, LossFn, is_out_of_memory, with_rows
+from tacit.training.tree import Batch, LossFn, with_rows
 
 # Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
 # on a GPU. Three copies live at once: in the transform, flattened, and masked.
@@ -48,9 +48,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
             try:
                 rows, losses = gradients(values, [t[chunk] for t in tensors])
             except RuntimeError as error:
-                if is_out_of_memory(error):
-                    raise  # the caller tries fewer rows at once
-                raise Unsupported("torch.func.vmap cannot run it") from error
+                refuse(error, "torch.func.vmap cannot run it")
         if depends_on(losses, examples.parameters.values()):
             raise Unsupported("the program uses a parameter that it holds outside the model")
         rows = {name: found.detach() for name, found in rows.items()}

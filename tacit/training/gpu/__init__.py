@@ -2,7 +2,6 @@
 
 - `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
 - `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
-- `FUSED_CELLS`: LSTM and GRU steps by torch's own kernels; `lstm_steps`: all steps of an LSTM;
 - `take_rows`: the rows of a lot, copied inside a CUDA graph;
 - `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch; also correlated noise;
 - `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`, `row_squares`: fused kernels for
@@ -26,14 +25,12 @@ if TYPE_CHECKING:
     from tacit.training.gpu import noise
     from tacit.training.gpu.compiled import CompiledSum, NotCompiled
     from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
-    from tacit.training.gpu.fused_cells import FUSED_CELLS
     from tacit.training.gpu.gram import gram_norms
     from tacit.training.gpu.recorded_update import RecordedUpdate
     from tacit.training.gpu.weighted_rows import row_squares, weighted_sum
     from tacit.training.grid_noise import NoiseGrid
 
 _HOMES = {
-    "FUSED_CELLS": "fused_cells",
     "CompiledSum": "compiled",
     "NotCompiled": "compiled",
     "RecordedUpdate": "recorded_update",
@@ -45,7 +42,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "FUSED_CELLS",
     "CompiledSum",
     "NotCompiled",
     "RecordedUpdate",

@@ -166,12 +166,15 @@ def _compiler() -> SimpleNamespace | None:
     Warn and return None if this version of torch lacks one of them.
     """
     try:
-        import_module("torch._inductor.lowering")  # the decompositions of pooling need it loaded
-        found = {
-            name: getattr(import_module(home), name)
-            for home, names in _COMPILER.items()
-            for name in names
-        }
+        with warnings.catch_warnings():
+            # torch 2.11 warns of its own use of `torch.jit.script_method` at this import.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import_module("torch._inductor.lowering")  # decompositions of pooling need it loaded
+            found = {
+                name: getattr(import_module(home), name)
+                for home, names in _COMPILER.items()
+                for name in names
+            }
     except (ImportError, AttributeError):
         warnings.warn(
             f"compile=True has no effect with torch {torch.__version__}, whose compiler lacks a "

@@ -172,13 +172,6 @@ class Outer:
         left, right = self._scaled(factors, keep)
         return product(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
 
-    def rank_one(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return factor times left (examples, P), and right, at T = 1; None at T > 1."""
-        if self.left.shape[1] > 1:
-            return None
-        left, right = self._scaled(factors, keep)
-        return left.squeeze(1), right.squeeze(1)
-
     def _scaled(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return left and right, the narrower one times the factors."""
         if self.left.shape[2] <= self.right.shape[2]:

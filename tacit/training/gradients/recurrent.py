@@ -504,10 +504,8 @@ def _all_steps(
     taken: Tensor | None,
 ) -> list[Tensor]:
     """Return what `_recur` returns, each stacked over time: states, kept tensors, raw outputs."""
-    if name == "lstm" and w_hr is None and taken is None and (kernels := _kernels(zx, w_hh)):
-        return kernels.lstm_forward(zx, state, w_hh, b_hh)
     with without_autocast(zx), _rounded_as_by_cudnn(zx):
-        found = _recur(_cell(name, zx), zx, tuple(state), w_hh, b_hh, w_hr, taken)
+        found = _recur(_CELLS[name], zx, tuple(state), w_hh, b_hh, w_hr, taken)
     states, kept, raw = found
     stacked = [*zip(*states, strict=True), *zip(*kept, strict=True), *([raw] if raw else [])]
     return [torch.stack(list(tensors)) for tensors in stacked]
@@ -523,7 +521,7 @@ def _(
     w_hr: Tensor | None,
     taken: Tensor | None,  # noqa: ARG001
 ) -> list[Tensor]:
-    cell, (steps, rows, gates) = _cell(name, zx), zx.shape
+    cell, (steps, rows, gates) = _CELLS[name], zx.shape
     hidden = gates // cell.gates
     widths = [*(factor * hidden for factor in cell.widths), *([] if w_hr is None else [hidden])]
     states = [s.new_empty(steps + 1, *s.shape) for s in state]
@@ -547,10 +545,7 @@ def _all_steps_backward(
     `_all_steps`. The gradient of zh is empty if it is that of zx, and the third one if the layer
     has no projection.
     """
-    if name == "lstm" and w_hr is None and taken is None and (kernels := _kernels(grad, w_hh)):
-        dz, *first = kernels.lstm_backward(grad, state, states[1], kept[0], w_hh)
-        return [dz, grad.new_empty(0), grad.new_empty(0), *first]
-    cell = _cell(name, grad)
+    cell = _CELLS[name]
     with without_autocast(grad), _rounded_as_by_cudnn(grad):
         before_and_after = (tuple(s[:-1] for s in states), tuple(s[1:] for s in states))
         slopes = cell.slopes(*before_and_after, tuple(kept))
@@ -615,31 +610,6 @@ def _rounded_as_by_cudnn(like: Tensor) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32 = before
-
-
-def _cell(name: str, like: Tensor) -> RecurrentCell:
-    """Return the cell called `name`, with kernels of its own for a tensor on a GPU."""
-    if like.is_cuda:
-        from tacit.training import gpu
-
-        return gpu.FUSED_CELLS.get(name, _CELLS[name])
-    return _CELLS[name]
-
-
-def _kernels(like: Tensor, w_hh: Tensor) -> Any:  # Any: a module, or None
-    """Return the kernels that take all time steps of an LSTM at once, if they fit these tensors.
-
-    They keep for the backward what the fused cell does.
-    """
-    if not like.is_cuda or not cudnn_rounds():
-        return None
-    from tacit.training import gpu
-
-    if not gpu.has_triton() or "lstm" not in gpu.FUSED_CELLS:
-        return None
-    from tacit.training.gpu import lstm_steps
-
-    return lstm_steps if lstm_steps.supports(like, w_hh) else None
 
 
 RULES = {f: partial(layers_rule if f in _LAYERS else cell_rule, CELLS[f]) for f in CELLS}

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from tacit.errors import IncompatibleModel
+from tacit.training.tree import is_out_of_memory
 
 if TYPE_CHECKING:
     from tacit.training.gradients.factored import FactoredGradient
@@ -30,6 +31,13 @@ class Unsupported(IncompatibleModel):
             f"This engine cannot run the model: {reason}. engine='auto' finds one that can."
         )
         self.reason = reason
+
+
+def refuse(error: BaseException, reason: str) -> NoReturn:
+    """Raise `Unsupported`, but `error` itself if memory was exhausted: fewer rows may fit."""
+    if is_out_of_memory(error):
+        raise error
+    raise Unsupported(reason) from error
 
 
 class Stale(Exception):

@@ -49,20 +49,6 @@ def rows(dtype):
     return lambda: [take_rows(data, wanted, target, m) for m in (mask, None)]
 
 
-def lstm(width, n_rows, has_bias):
-    from tacit.training.gpu import lstm_steps
-
-    zx, w = torch.zeros(4, n_rows, 4 * width), torch.zeros(4 * width, width)
-    state = [torch.zeros(n_rows, width) for _ in range(2)]
-    b = torch.zeros(4 * width) if has_bias else None
-
-    def both():
-        hs, cs, gates = lstm_steps.lstm_forward(zx, state, w, b)
-        lstm_steps.lstm_backward(hs[1:], state, cs, gates, w)
-
-    return both
-
-
 def blocks_of(rounds, is_banded):
     from tacit.training.gpu.banded_blocks import BandedBlocks
     from tacit.training.gpu.noise import Blocks
@@ -126,12 +112,6 @@ CASES = {
     **{
         f"rows {dtype}": (rows, dtype)
         for dtype in (SINGLE, torch.bfloat16, torch.int64, torch.uint8)
-    },
-    **{
-        f"lstm {width}, {n} rows, bias {b}": (lstm, width, n, b)
-        for width in (1, 16, 20, 64, 100, 128)
-        for n in (256, 4096)
-        for b in (False, True)
     },
     **{f"noise {r} {b}": (noise, r, b) for r in (12, 20) for b in (False, True)},
     **{

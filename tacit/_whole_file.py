@@ -1,8 +1,8 @@
-"""Files that are replaced as a whole, so that no reader and no crash sees half of one."""
+"""Files that are replaced in one step: whoever reads one finds the old content or the new one."""
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -11,11 +11,8 @@ PARTIAL = ".part"  # ending of a file that is being written
 
 
 @contextmanager
-def replaced(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Write the new content of `path` in the block; it replaces the old one when the block ends.
-
-    The content is written to a file beside `path`, synced to disk, and renamed to `path`.
-    """
+def whole_file(path: Path, *, mode: int = 0o600) -> Generator[BinaryIO]:
+    """Open a file beside `path`, which replaces it after the block, synced to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
@@ -28,6 +25,13 @@ def replaced(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+    """Replace the file `path` by `content` in one step, and return the path."""
+    with whole_file(path, mode=mode) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+    return path
 
 
 def remove_partial(path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Statistics of the tests on independent scores; test_one_run holds what all bounds share."""
+"""Statistics of the Gaussian bounds; tests/auditing/test_one_run holds what all bounds share."""
 
 import numpy as np
 import pytest
+from _gaussian_bounds import gaussian_fit, noncentral_t_tail
 from scipy import stats
-
-from tacit.auditing import gaussian_fit
-from tacit.auditing.threshold import noncentral_t_tail
 
 
 @pytest.mark.parametrize(

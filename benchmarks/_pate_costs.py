@@ -1,10 +1,10 @@
-"""Rényi cost of PATE's answers, computed from the votes themselves.
+"""Rényi cost of PATE's answers, computed from the votes themselves, for tables beside the papers.
 
 A cost computed from votes is **private**: it reveals how far the teachers agreed, and nothing has
 paid for that. Functions here that take votes return private arrays; `PrivateCurve` holds their sum
-and shows no number in its `repr`. `tacit.pate.smooth_sensitivity` computes a cost that may be
-published. A ledger is never charged with the numbers of this file: they bound the divergence of
-this data set's outcome from its neighbors', not that of every data set from every neighbor.
+and shows no number in its `repr`. `_smooth_sensitivity` computes a cost that may be published. A
+ledger is never charged with the numbers of this file: they bound the divergence of this data set's
+outcome from its neighbors', not that of every data set from every neighbor.
 
 Two kinds of cost are offered for GNMax. `gnmax_rdp` is the published bound, which uses only the
 probability that noise changes the winner. `gnmax_rdp_exact` computes the divergence itself: a
@@ -32,6 +32,8 @@ from tacit._arrays import Flags, Floats, Indices
 from tacit._check import in_open_unit, positive
 from tacit.accounting import RDP
 from tacit.events import RenyiCurve
+from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax, GNMax, LaplaceMax
+from tacit.pate.votes import as_votes
 
 ORDERS: Floats = np.concatenate(
     [np.arange(1.25, 10, 0.25), np.arange(10, 64, 1.0), np.geomspace(64, 2048, 60)]
@@ -72,29 +74,46 @@ class PrivateCurve:
         raise TypeError("PrivateCurve is private and cannot be pickled; publish a sanitized cost.")
 
 
-def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
-    """Return `votes` as whole numbers (queries, classes); raise unless each teacher votes once.
+def private_cost(
+    aggregator: Aggregator,
+    votes: ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    orders: ArrayLike = ORDERS,
+    tight: bool = False,
+) -> PrivateCurve:
+    """Return the Rényi cost of releasing `labels` given the votes; **private**, never publish.
 
-    Every row must add up to the number of teachers. Error messages never show a count, because
-    counts are private.
+    Without `labels` every query counts as answered. If `tight`, the cost is the exact largest
+    divergence from a neighbor (`gnmax_rdp_exact`) instead of the papers' bound on it.
     """
-    array = np.asarray(votes)
-    if array.ndim != 2 or array.shape[1] < 2:
+    counts, grid = as_votes(votes), np.asarray(orders, float)
+    answered = counts if labels is None else counts[has_label(labels, len(counts))]
+    if isinstance(aggregator, LaplaceMax):
+        if tight:
+            raise ValueError("tight must be False for LaplaceMax: it is known for Gaussian noise.")
+        found = laplace_max_rdp(answered, scale=aggregator.scale, orders=grid)
+        return PrivateCurve(grid, found.sum(axis=0))
+    if not isinstance(aggregator, GNMax | ConfidentGNMax):
+        raise TypeError(f"no cost is known for {type(aggregator).__name__}.")
+    is_checked = isinstance(aggregator, ConfidentGNMax)
+    sigma = aggregator.sigma_answer if is_checked else aggregator.sigma
+    cost = (gnmax_rdp_exact if tight else gnmax_rdp)(answered, sigma=sigma, orders=grid).sum(axis=0)
+    if is_checked:
+        check = threshold_rdp_exact if tight else threshold_rdp
+        terms = {"threshold": aggregator.threshold, "sigma": aggregator.sigma_threshold}
+        cost += check(counts.max(axis=1), **terms, orders=grid).sum(axis=0)
+    return PrivateCurve(grid, cost)
+
+
+def has_label(labels: ArrayLike, n_queries: int) -> Flags:
+    """Return for each of `n_queries` queries whether its label is other than `NO_ANSWER`."""
+    given = np.asarray(labels)
+    if given.shape != (n_queries,):
         raise ValueError(
-            f"votes must have shape (queries, classes) with >= 2 classes, got {array.shape}."
+            f"labels must hold one label for each of {n_queries} queries, got shape {given.shape}."
         )
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"votes must be whole numbers, got dtype {array.dtype}.")
-    if not np.all(np.isfinite(array)) or np.any(array < 0) or np.any(array != np.round(array)):
-        raise ValueError("votes must be whole numbers >= 0: how many teachers chose each class.")
-    counts = array.astype(np.int64)
-    totals = counts.sum(axis=1)
-    expected = n_teachers if n_teachers is not None else (totals[0] if len(totals) else 0)
-    if np.any(totals != expected) or (len(totals) and expected < 1):
-        raise ValueError(
-            "votes of every query must add up to the number of teachers: each teacher votes once."
-        )
-    return counts
+    return given != NO_ANSWER
 
 
 def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> Floats:

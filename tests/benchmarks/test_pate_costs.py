@@ -7,25 +7,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.stats import norm
-
-from tacit.pate import GNMax, LaplaceMax, PrivateCurve
-from tacit.pate.vote_analysis import (
+from _pate_costs import (
     ORDERS,
-    as_votes,
+    PrivateCurve,
     gnmax_rdp,
     gnmax_rdp_exact,
     laplace_max_rdp,
     log_pass_probability,
     log_wrong_winner,
+    private_cost,
     rdp_from_log_q,
     threshold_rdp,
     threshold_rdp_exact,
     winner_log_probabilities,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax
+from tacit.pate.votes import as_votes
 
 
 def spread_votes(top, n_teachers=250, n_classes=10):
@@ -155,12 +157,12 @@ def test_wrong_votes_are_refused_without_showing_a_count(votes):
 
 def test_votes_must_add_up_to_the_number_of_teachers():
     with pytest.raises(ValueError, match="add up"):
-        as_votes([[3, 4], [4, 3]], n_teachers=8)
-    assert as_votes([[3, 4], [4, 3]], n_teachers=7).tolist() == [[3, 4], [4, 3]]
+        as_votes([[3, 4], [4, 4]])
+    assert as_votes([[3, 4], [4, 3]]).tolist() == [[3, 4], [4, 3]]
 
 
 def test_a_private_curve_shows_nothing_and_cannot_leave():
-    curve = GNMax(40.0).private_cost(spread_votes(200))
+    curve = private_cost(GNMax(40.0), spread_votes(200))
     assert repr(curve) == "PrivateCurve()"
     with pytest.raises(TypeError, match="private"):
         pickle.dumps(curve)
@@ -169,11 +171,11 @@ def test_a_private_curve_shows_nothing_and_cannot_leave():
 
 
 def test_private_curves_compose_by_addition():
-    one = LaplaceMax(20.0).private_cost(spread_votes(200))
-    two = LaplaceMax(20.0).private_cost(np.repeat(spread_votes(200), 2, axis=0))
+    one = private_cost(LaplaceMax(20.0), spread_votes(200))
+    two = private_cost(LaplaceMax(20.0), np.repeat(spread_votes(200), 2, axis=0))
     assert np.allclose((one + one).values, two.values)
     with pytest.raises(ValueError, match="same orders"):
-        one + LaplaceMax(20.0).private_cost(spread_votes(200), orders=[2.0, 3.0])
+        one + private_cost(LaplaceMax(20.0), spread_votes(200), orders=[2.0, 3.0])
 
 
 # The exact cost against independent computations ----------------------------------------------
@@ -264,3 +266,22 @@ def test_classes_without_votes_and_huge_gaps_have_finite_costs():
 
 def test_no_query_costs_nothing():
     assert gnmax_rdp_exact(np.empty((0, 3), int), sigma=5.0, orders=FEW_ORDERS).shape == (0, 5)
+
+
+def test_labels_and_votes_must_match():
+    with pytest.raises(ValueError, match="labels"):
+        private_cost(GNMax(4.0), spread_votes(200), [0, 1])
+    with pytest.raises(ValueError, match="tight"):
+        private_cost(LaplaceMax(4.0), spread_votes(200), tight=True)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_check_adds_its_own_cost(tight):
+    votes, orders = np.repeat(spread_votes(200), 3, axis=0), [2.0, 8.0]
+    confident = ConfidentGNMax(threshold=200, sigma_threshold=150, sigma_answer=40)
+    found = private_cost(confident, votes, [9, -1, 9], orders=orders, tight=tight).values
+    answers = private_cost(GNMax(40.0), votes[:2], orders=orders, tight=tight).values
+    check = (threshold_rdp_exact if tight else threshold_rdp)(
+        [200], threshold=200, sigma=150, orders=orders
+    )
+    np.testing.assert_allclose(found, answers + 3 * check[0])

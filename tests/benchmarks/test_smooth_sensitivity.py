@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from _pate_costs import gnmax_rdp
+from _smooth_sensitivity import Sanitizer, _cells, equivalent_gaps, publish_cost, release_curve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
@@ -11,9 +13,7 @@ from scipy.stats import norm
 
 from tacit import Budget, Ledger
 from tacit.errors import BudgetExceeded
-from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax, Sanitizer, publish_cost
-from tacit.pate.smooth_sensitivity import _cells, equivalent_gaps, release_curve
-from tacit.pate.vote_analysis import gnmax_rdp
+from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax
 
 VOTES = np.array([[96, 3, 1], [90, 5, 5], [70, 20, 10], [50, 49, 1]])
 

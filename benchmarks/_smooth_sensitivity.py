@@ -32,6 +32,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from _pate_costs import ORDERS, has_label, log_sum_of_upsets, rdp_from_log_q
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, ndtri_exp
 
@@ -41,9 +42,8 @@ from tacit.accounting import RDP
 from tacit.events import RenyiCurve
 from tacit.ledger import Ledger
 from tacit.mechanisms import Seed, rounded_normal
-from tacit.pate.gnmax import ConfidentGNMax, GNMax
-from tacit.pate.vote_analysis import ORDERS, as_votes, log_sum_of_upsets, rdp_from_log_q
-from tacit.pate.votes import Aggregator, has_label
+from tacit.pate import Aggregator, ConfidentGNMax, GNMax
+from tacit.pate.votes import as_votes
 
 _CELLS = 40  # grid cells in a gap of 2 votes
 _MOVE = _CELLS + 1  # most cells by which one moved vote shifts a query; one more than in exact
