@@ -87,7 +87,7 @@ from tacit.experiments.text_settings import (
     SampleSettings,
     TextSettings,
 )
-from tacit.experiments.training_touches import lost_touch, step_touches
+from tacit.experiments.training_touches import step_touches
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -168,7 +168,6 @@ __all__ = [
     "ledger_state",
     "line_data_sets",
     "load_model",
-    "lost_touch",
     "majority_share",
     "package_hash",
     "pay_once",

@@ -68,7 +68,7 @@ from tacit.experiments.training_loop import (
     train_baseline,
     training_event,
 )
-from tacit.experiments.training_touches import lost_touch, releases, touches
+from tacit.experiments.training_touches import releases, touches
 from tacit.ledger import Budget, Ledger
 from tacit.training import Checkpoint, Key, LostSteps, Ranks
 
@@ -427,8 +427,7 @@ class Session:
             sampling_used=sampling,
             touches=(
                 *table_touches(recipe.data, dataset, self.checked, paid and paid.event),
-                *touches(recipe, dataset, has_baseline=bool(baseline)),
-                *map(lost_touch, self.private.info.get("repaid", ())),
+                *touches(recipe, dataset, self.private.info, has_baseline=bool(baseline)),
             ),
             released=releases(recipe, dataset),
             isolation=self.private.isolation,

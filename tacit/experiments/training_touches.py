@@ -1,6 +1,7 @@
 """How a training run touches the private data, and what it releases, in words for its facts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tacit.datasets import Dataset
 from tacit.experiments.facts import Touch
@@ -15,8 +16,10 @@ _SUMMARIES = {
 }
 
 
-def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator[Touch]:
-    """Yield a description of every use that the run makes of the data."""
+def touches(
+    recipe: Recipe, dataset: Dataset, info: Mapping[str, Any], *, has_baseline: bool
+) -> Iterator[Touch]:  # Any: numbers and lists of them
+    """Yield a description of every use that the run makes of the data; `info` is of its steps."""
     features = recipe.features
     by_record = {
         "none": "values scaled by declared bounds, record by record",
@@ -29,7 +32,7 @@ def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator
     for name, summary in summaries_of(features, dataset.n_records).items():
         how = f"{_SUMMARIES[name]}, released once with {summary.event}"
         yield Touch(what="preprocessing", how=how, cost="paid", event=summary.event.to_dict())
-    yield from step_touches("the recipe")
+    yield from step_touches("the recipe", info)
     if recipe.data.validation_share:
         how = "records held out of the training set, measured on without noise"
         yield Touch(what="evaluation", how=how, cost="not covered")
@@ -41,22 +44,21 @@ def touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator
         yield Touch(what="baseline", how=how, cost="not covered")
 
 
-def step_touches(settings_of: str) -> Iterator[Touch]:
+def step_touches(settings_of: str, info: Mapping[str, Any]) -> Iterator[Touch]:  # Any: as above
     """Yield how noisy steps use the data; their settings are those of `settings_of`."""
     how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    if reserve := info.get("reserve"):
+        how += f": {info['steps']:,} steps, and {reserve:,} reserved for those that a crash loses"
     yield Touch(what="training", how=how, cost="paid")
+    for repaid in info.get("repaid", ()):
+        how = f"steps that were lost at a restart and taken again beyond the reserve: {repaid}"
+        yield Touch(what="training", how=how, cost="paid")
     how = (
         f"none in this run: settings are those of {settings_of}; if they were chosen by looking at "
         "these records, that is not in the bill"
     )
     yield Touch(what="model selection", how=how, cost="public")
     yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
-
-
-def lost_touch(repaid: str) -> Touch:
-    """Return a description of steps that a restart paid again, beyond the reserve of the plan."""
-    how = f"steps that were lost at a restart and taken again with fresh noise: {repaid}"
-    return Touch(what="training", how=how, cost="paid")
 
 
 def releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:

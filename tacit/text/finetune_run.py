@@ -52,7 +52,6 @@ from tacit.experiments import (
     begin_run,
     claim_fields,
     ledger_of_rank,
-    lost_touch,
     majority_share,
     pay_once,
     rng_of,
@@ -391,10 +390,7 @@ class FinetuneSession(Session):
             assumed_public=(*dataset.public, *_public_files(recipe)),
             sampling_assumed=sampling,
             sampling_used=sampling,
-            touches=(
-                *_touches(self.materials, paid, has_twin=bool(baseline)),
-                *map(lost_touch, self.private.info.get("repaid", ())),
-            ),
+            touches=(*_touches(self.materials, paid, self.private.info, has_twin=bool(baseline)),),
             released=tuple(_releases(self.materials, paid)),
             isolation=self.private.isolation,
             arithmetic=self.private.arithmetic.text,
@@ -570,12 +566,14 @@ def _in_words(model: nn.Module, recipe: Recipe) -> str:
     return f"{kind} {task} of {every:,} weights, {trained:,} of them trained ({how})"
 
 
-def _touches(materials: Materials, paid: PaidScores | None, *, has_twin: bool) -> Iterator[Touch]:
+def _touches(
+    materials: Materials, paid: PaidScores | None, info: dict[str, Any], *, has_twin: bool
+) -> Iterator[Touch]:  # Any: numbers and lists of them
     recipe, dataset = materials.recipe, materials.dataset
     yield Touch(what="size", how="the number of training records is assumed public", cost="public")
     how = "texts become token sequences, unit by unit, by a tokenizer made without them"
     yield Touch(what="preprocessing", how=how, cost="free")
-    yield from step_touches("the recipe and of the planner, which looks at no record")
+    yield from step_touches("the recipe and of the planner, which looks at no record", info)
     if dataset.is_test_public:
         how = f"on {dataset.n_held_out:,} texts that are declared public"
         yield Touch(what="evaluation", how=how, cost="public")

@@ -1,6 +1,7 @@
 """A run: what it writes, what it costs, and that no interruption makes it cheaper or different."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,19 +10,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from slow_cases import one_fast
 
 from tacit import accounting, datasets
+from tacit.errors import BudgetExceeded
 from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, data, load_model, train
 from tacit.experiments import training_loop as plan
+from tacit.experiments.features import PaidSummary
 from tacit.experiments.recipe import TrainingSettings
 from tacit.experiments.training_run import Session, _filled
 from tacit.experiments.training_touches import releases
 from tacit.ledger import Budget, Ledger
-from tacit.report import write_page
+from tacit.report import verify_run, write_page
 from tacit.sampling import Poisson
-from tacit.training import Banded
+from tacit.training import Banded, NoisyMean
 from tacit.training.banded_noise import Bands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +218,7 @@ def test_a_shrunk_run_keeps_steps_and_signal_and_states_its_real_price(tmp_path)
     assert facts.sampling_used.startswith(f"Poisson, rate {30 / 1438:.6g}")
     assert facts.epsilon > 2 * facts.epsilon_target
     step = Poisson(30 / 1438).amplify(Gaussian(facts.hyperparameters["noise_multiplier"]))
-    assert facts.claim == Repeated(step, 12)
+    assert facts.claim == Repeated(step, 12 + 1)
 
 
 def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
@@ -304,32 +308,102 @@ def undisturbed(tmp_path_factory) -> Facts:
         6,
     ),
 )
-def test_a_stopped_run_resumes_to_the_same_end_and_the_same_bill(tmp_path, undisturbed, stop):
+@pytest.mark.filterwarnings("ignore:the run goes on after")
+def test_a_stopped_run_resumes_and_its_bill_is_what_was_paid(tmp_path, undisturbed, stop):
     at, how, where = stop
     recipe = quick(features__kind="pca", features__components=9)
     assert stopped(recipe, tmp_path / "run", at=at, how=how, where=where) != 0
-    facts = train(recipe, tmp_path / "run")
+    facts = train(recipe, tmp_path / "run", lost_steps="pay")
     assert facts.steps == undisturbed.steps == 12
-    assert facts.event == undisturbed.event
-    assert facts.model_sha256 == undisturbed.model_sha256, "bit for bit"
-    assert facts.utility == undisturbed.utility
+    assert abs(facts.utility.mean - undisturbed.utility.mean) < 0.2
     with Ledger(tmp_path / "run" / "run.ledger", read_only=True) as ledger:
-        assert ledger.event == facts.claim, "paid once, never less"
+        assert ledger.event == facts.claim
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_every_file_resumes(tmp_path, undisturbed):
+@pytest.mark.filterwarnings("ignore:the run goes on after")
+def test_a_run_killed_at_every_file_resumes(tmp_path):
     recipe = quick(features__kind="pca", features__components=9)
-    for at in range(1, 40):
+    for at in range(1, 60):
         folder = tmp_path / f"run-{at}"
         code = stopped(recipe, folder, at=at, how="SIGKILL", where="file")
-        facts = train(recipe, folder)
-        assert facts.model_sha256 == undisturbed.model_sha256, at
+        facts = train(recipe, folder, lost_steps="pay")
         with Ledger(folder / "run.ledger", read_only=True) as ledger:
             assert ledger.event == facts.claim
         if code == 0:
             return
     pytest.fail("the run has more files than expected")
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(recipe, folder, step):
+    """Train until the process would be killed after a step: nothing more is written."""
+
+    def kill(progress):
+        if progress.step == step and not progress.doing:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(recipe, folder, on_progress=kill)
+
+
+def test_one_crash_stays_within_the_budget_and_a_second_asks(tmp_path, monkeypatch):
+    """On a machine, too, whose sums differ in their last bits, as those of every GPU do."""
+    release = NoisyMean.release_into
+
+    def jittered(self, parameters, sums, *rest, **options):
+        sums = [total * (1 + 1e-7 * torch.randn_like(total)) for total in sums]
+        release(self, parameters, sums, *rest, **options)
+
+    monkeypatch.setattr(NoisyMean, "release_into", jittered)
+    recipe = quick(run__seed=None, training__epochs=40)  # 240 steps
+    killed_at(recipe, tmp_path / "run", 101)
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.warns(UserWarning, match=r"up to 3 later steps .* reserve: epsilon 2 at"):
+        facts = train(recipe, tmp_path / "run")
+    assert (facts.steps, facts.resumed) == (240, 1)
+    assert 1.99 < facts.epsilon <= 2.0
+    assert facts.hyperparameters["reserve"] == 3
+    page = write_page(tmp_path / "run").read_text(encoding="utf-8")
+    assert "240 steps, and 3 reserved for those that a crash loses" in page
+    with pytest.warns(UserWarning, match="reserve"):
+        killed_at(recipe, copy, 151)
+    with pytest.raises(BudgetExceeded, match="lost_steps='skip' ends the run after 237 of 240"):
+        train(recipe, copy)
+    with pytest.raises(BudgetExceeded, match="no room for them"):
+        train(recipe, copy, lost_steps="pay")
+    with pytest.warns(UserWarning, match="The run ends after 237 steps"):
+        fewer = train(recipe, copy, lost_steps="skip")
+    assert (fewer.steps, fewer.epsilon) == (237, facts.epsilon)
+    write_page(copy)
+    assert not verify_run(copy)
+
+
+def test_lost_steps_of_a_run_with_a_seed_need_consent(tmp_path):
+    killed_at(quick(), tmp_path / "run", 7)
+    with pytest.raises(ValueError, match="not what its seed gives"):
+        train(quick(), tmp_path / "run")
+    with pytest.warns(UserWarning, match="reserve"):
+        facts = train(quick(), tmp_path / "run", lost_steps="pay")
+    assert (facts.seed, facts.resumed) == (3, 1)
+
+
+def test_features_whose_payment_was_lost_are_paid_again_if_asked_to(tmp_path, monkeypatch):
+    recipe = quick(features__mean_noise_multiplier=9.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(PaidSummary, "release", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train(recipe, tmp_path / "run")
+    with pytest.raises(BudgetExceeded, match="was paid, and the process ended"):
+        train(recipe, tmp_path / "run")
+    facts = train(recipe, tmp_path / "run", lost_steps="pay")
+    with Ledger(tmp_path / "run" / "run.ledger", read_only=True) as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["spend", "spend", "plan"]
+        assert accounting.flatten(ledger.event) == accounting.flatten(facts.claim)
+    assert facts.epsilon > 2.0
 
 
 @pytest.mark.slow
@@ -341,19 +415,14 @@ def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in secret.iterdir())
 
 
-@pytest.mark.slow
-def test_a_run_is_not_resumed_on_other_records(tmp_path, monkeypatch):
-    from dataclasses import replace
-
-    from tacit.experiments import data
-
-    recipe = quick()
-    stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
+def test_a_run_is_resumed_on_other_records(tmp_path, monkeypatch):
+    recipe = quick(run__seed=None)
+    killed_at(recipe, tmp_path / "run", 7)
     digits = datasets.load("digits")
     changed = replace(digits, x_train=digits.x_train[::-1].copy())
     monkeypatch.setattr(data, "load", lambda *_, **__: changed)
-    with pytest.raises(ValueError, match="started on other training records"):
-        train(recipe, tmp_path / "run")
+    with pytest.warns(UserWarning, match="reserve"):
+        assert train(recipe, tmp_path / "run").epsilon <= 2.0
 
 
 def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
@@ -424,32 +493,3 @@ def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypa
     monkeypatch.setattr(plan, "Banded", partial(Banded, memory=8 * 4 * 6))
     _filled(asked, dataset)
     assert found[1]["most"] == 1 + 6  # a model of four parameters
-
-
-@pytest.mark.parametrize(("share", "shown"), [(0.0, [12]), (1e9, [6, 12])])
-def test_no_metric_is_shown_before_the_state_is_saved(tmp_path, monkeypatch, share, shown):
-    monkeypatch.setattr("tacit.experiments.training_run._SAVING_SHARE", share)
-    save, saved, measured, doings = Session._save, [], [], []
-
-    def saving(session):
-        saved.append(session.private.steps_taken)
-        save(session)
-
-    def show(progress):
-        doings.append(progress.doing)
-        if progress.is_measured:
-            assert progress.metric["step"] == progress.step == saved[-1]
-            measured.append(progress.step)
-        assert progress.metric.get("step", 0) <= max(saved, default=0)
-
-    monkeypatch.setattr(Session, "_save", saving)
-    recipe = quick(run__checkpoint_seconds=1e9, run__baseline_steps=0)
-    train(recipe, tmp_path / "run", on_progress=show)
-    assert saved == [0, *shown]
-    assert measured == shown
-    assert [row["step"] for row in RunFolder(tmp_path / "run").read_lines("metrics.jsonl")] == [
-        6,
-        12,
-    ]
-    assert doings[0] == "reading the records"
-    assert doings[2:] == 13 * [""]

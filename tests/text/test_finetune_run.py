@@ -21,6 +21,7 @@ from tacit.mechanisms import optimal_bands
 from tacit.report import verify_run, write_page
 from tacit.text import UntrainedWeights, finetune, finetune_run, materials
 from tacit.text.materials import read_materials
+from tacit.training import NoisyMean
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers and peft
 GOOD, BAD = ["bright", "quick", "quiet", "kind"], ["dull", "slow", "noisy", "rude"]
@@ -137,19 +138,26 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(root, tmp_path):
+def test_a_killed_run_goes_on_within_its_budget(root, tmp_path, monkeypatch):
+    """On a machine, too, whose sums differ in their last bits, as those of every GPU do."""
+    release = NoisyMean.release_into
+
+    def jittered(self, parameters, sums, *rest, **options):
+        sums = [total * (1 + 1e-7 * torch.randn_like(total)) for total in sums]
+        release(self, parameters, sums, *rest, **options)
+
     def kill(progress):
         if progress.step == 2:
             raise Killed
 
-    chosen = recipe(GPT2, text=CLASSES, finetune=CLASSIFY)
+    monkeypatch.setattr(NoisyMean, "release_into", jittered)
+    chosen = recipe(GPT2, text=CLASSES, finetune=CLASSIFY, run={})
     with pytest.raises(Killed):
         finetune(chosen, tmp_path / "a", root=root, on_progress=kill)
-    resumed = finetune(chosen, tmp_path / "a", root=root)
-    whole = finetune(chosen, tmp_path / "b", root=root)
-    assert (resumed.resumed, whole.resumed) == (1, 0)
-    assert resumed.model_sha256 == whole.model_sha256
-    assert resumed.epsilon == whole.epsilon
+    with pytest.warns(UserWarning, match="out of the reserve"):
+        resumed = finetune(chosen, tmp_path / "a", root=root)
+    assert (resumed.resumed, resumed.hyperparameters["reserve"]) == (1, 1)
+    assert resumed.epsilon <= resumed.epsilon_target
     assert finetune(chosen, tmp_path / "a", root=root).created == resumed.created
 
 
@@ -163,9 +171,9 @@ def test_correlated_noise_is_chosen_billed_shown_and_resumed(root, tmp_path, tra
     chosen = recipe(GPT2, text=CLASSES, finetune=settings)
     with pytest.raises(Killed):
         finetune(chosen, tmp_path / "a", root=root, on_progress=kill)
-    resumed = finetune(chosen, tmp_path / "a", root=root)
+    with pytest.warns(UserWarning, match="goes on after"):
+        finetune(chosen, tmp_path / "a", root=root, lost_steps="skip")
     whole = finetune(chosen, tmp_path / "b", root=root)
-    assert resumed.model_sha256 == whole.model_sha256
     bands = whole.hyperparameters["bands"]
     assert bands > 1
     assert whole.event["type"] == "BandedGaussian"
@@ -457,7 +465,7 @@ def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
         finetune={"train": train},
         canaries={"count": 2, "references": 20},
         samples={"count": 1, "tokens": 5},
-        run={"device": "cuda", "seed": 0},
+        run={"device": "cuda"},
     )
 
     def stop(progress):
@@ -466,7 +474,8 @@ def test_a_gpu_trains_scores_writes_and_resumes(root, tmp_path, train):
 
     with pytest.raises(KeyboardInterrupt):
         finetune(made, tmp_path, root=root, on_progress=stop)
-    facts = finetune(made, tmp_path, root=root)
+    with pytest.warns(UserWarning, match="out of the reserve"):
+        facts = finetune(made, tmp_path, root=root)
     assert facts.resumed == 1
     assert facts.utility.non_private
 
@@ -602,7 +611,8 @@ PLACES = ["reading the texts", "planning", "texts mix", "step 1", "step 2", "ste
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["none", "paid"])
-def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(root, tmp_path, evaluation):
+@pytest.mark.filterwarnings("ignore:the run goes on after")
+def test_a_run_that_is_killed_everywhere_ends_within_its_budget(root, tmp_path, evaluation):
     is_paid = evaluation == "paid"
     text = {"evaluation": evaluation, "is_public": True, "length": 48}
     chosen = recipe(
@@ -621,11 +631,13 @@ def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(root, tmp_path,
 
     for place in PLACES:
         with pytest.raises(Killed):
-            finetune(chosen, tmp_path / "a", root=root, on_progress=kill_at(place))
-    resumed = finetune(chosen, tmp_path / "a", root=root)
+            finetune(
+                chosen, tmp_path / "a", root=root, on_progress=kill_at(place), lost_steps="skip"
+            )
+    resumed = finetune(chosen, tmp_path / "a", root=root, lost_steps="skip")
     whole = finetune(chosen, tmp_path / "b", root=root)
     assert resumed.epsilon == whole.epsilon <= 8.0
-    assert resumed.model_sha256 == whole.model_sha256
-    assert resumed.files == whole.files
+    assert whole.steps - 3 <= resumed.steps < whole.steps
+    assert resumed.files.keys() == whole.files.keys()
     write_page(tmp_path / "a")
     assert not verify_run(tmp_path / "a")
