@@ -85,7 +85,7 @@ def test_the_kernel_recovers_the_updates_of_the_definition(bands):
     column, steps, size = optimal_bands(40, bands), 40, 9000
     options = {"scales": [2.0], "noise_multiplier": 1.5}
     noise = BandedNoise(Key.from_seed(4), expected_batch=4.0, column=column)
-    alone = NoisyMean(Key.from_seed(4), expected_batch=4.0, bands=bands)
+    alone = NoisyMean(Key.from_seed(4), expected_batch=4.0, column=[1.0] + [0.0] * (bands - 1))
     generator = torch.Generator().manual_seed(0)
     sums = 30 * torch.randn(steps, size, generator=generator)
     zeros = torch.zeros(size, device="cuda")
