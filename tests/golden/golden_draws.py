@@ -152,11 +152,6 @@ def _key(purpose: str) -> str:
     return digest(*parts, rng.integers(0, 2**63, 20), rng.random(20))
 
 
-def _tags() -> str:
-    key = Key.from_seed(9)
-    return digest(key.bind("order", b"data"), key.tag("sums", 2, [b"one", b"two"]))
-
-
 def _words(kind: Any, purpose: str, step: int) -> str:
     source, found = kind(Key.from_seed(3).bytes(purpose, step, 32)), []
     for number in (0, 1, 70_000):
@@ -267,7 +262,6 @@ CASES |= {
     f"draws/key/{purpose}": partial(_key, purpose)
     for purpose in ("noise", "counts", "loss", "lot", "turns", "model", "nonce")
 }
-CASES |= {"draws/key tags": _tags}
 CASES |= {
     f"draws/words/{kind.__name__}/{purpose}/{step}": partial(_words, kind, purpose, step)
     for kind in (AESWords, PhiloxWords, ShakeWords)

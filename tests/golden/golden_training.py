@@ -291,15 +291,16 @@ def with_gradients(make, net, optimizer) -> list[Any]:
 
 
 def resumed(make, net, optimizer) -> list[Any]:
-    """Take two steps, save, and continue in another run."""
-    private = make()
+    """Take two steps, save, and continue in another run that pays from the same ledger."""
+    ledger = tacit.Ledger()
+    private = make(ledger=ledger)
     for lot in private:
         private.step(lot)
         if private.steps_taken == 2:
             break
     saved = private.state_dict()
     del private
-    private = make()
+    private = make(ledger=ledger)
     private.load_state_dict(saved)
     for lot in private:
         private.step(lot)
