@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tacit.training.private import Private
     from tacit.training.speed import Speed
     from tacit.training.users import Users, advise_sampling
-    from tacit.training.weight_standardization import StandardizedConv2d, standardize_weight
 
 _HOMES = {
     "AdamBC": "adam",
@@ -65,7 +64,6 @@ _HOMES = {
     "RichProgress": "callbacks",
     "Speed": "speed",
     "Stairs": "plan",
-    "StandardizedConv2d": "weight_standardization",
     "TensorBoard": "callbacks",
     "Users": "users",
     "WandB": "callbacks",
@@ -76,7 +74,6 @@ _HOMES = {
     "fix": "mixing",
     "make_private": "make",
     "price_bands": "banded_noise",
-    "standardize_weight": "weight_standardization",
 }
 
 __all__ = [
@@ -103,7 +100,6 @@ __all__ = [
     "RichProgress",
     "Speed",
     "Stairs",
-    "StandardizedConv2d",
     "TensorBoard",
     "Users",
     "WandB",
@@ -114,7 +110,6 @@ __all__ = [
     "fix",
     "make_private",
     "price_bands",
-    "standardize_weight",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)
