@@ -554,9 +554,10 @@ class Tape:
         while self.measured:  # newest first: frees the activations on the way
             names, gradient = self.measured.pop()
             of_group = factors[self.groups[names[0]]]
+            value = None
             if self.is_sparse and isinstance(gradient, TableRows):
                 value = gradient.sum_of_rows(of_group, finite, bounded=self.bounded)
-            else:
+            if value is None:
                 value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
