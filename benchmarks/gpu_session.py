@@ -13,7 +13,7 @@ steps       over the plain graph: gpt2, LoRA, WRN-16-4, CNN, MLP, LSTM; default 
 defaults    all defaults beside an ordinary loop, and private.backward
 large       Llama of 1.2e9 weights, in full and by LoRA, in time and memory
 batches     the largest physical batch
-cifar       views a second with standardized weights, scattering, and minutes of the recipe's run
+cifar       the recipe of scattering
 finetune    the fine-tuning recipe; needs --data and --base as benchmarks/finetune.py does
 """
 
@@ -88,10 +88,7 @@ CALLS = {
             "physical_batch.py --workloads mlp --compiled"),
     ],
     "cifar": [
-        Row(110, "cifar10_speed.py step",
-            "cifar10_speed.py step --rows 2 --steps 2 --depth 10 --lot 2 --records 8"),
         Row(60, "cifar10.py scattering --device cuda", "cifar10.py --help"),
-        Row(380, "cifar10.py wrn --minutes 6", "cifar10.py --help"),
     ],
     "finetune": [
         Row(560, "finetune.py {data} {base} {scratch} --device cuda --seconds 480",

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Kernels first: what else fails may be for their reasons.
 PATHS = (
     "tests/training/gpu/test_kernels.py", "tests/training/gpu/test_banded_blocks.py",
-    "tests/training/test_standardized.py", "tests/training/test_loop_on_gpu.py",
+    "tests/training/test_loop_on_gpu.py",
     "tests/training/test_arithmetic.py", "tests/training", "tests/text",
 )  # fmt: skip
 LINE = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")

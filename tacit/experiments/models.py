@@ -1,4 +1,4 @@
-"""Models by recipe: linear, MLP, CNN, wide ResNet, layers of torch.nn, or a module of the user.
+"""Models by recipe: linear, MLP, CNN, layers of torch.nn, or a module of the user.
 
 None of the built-in models mixes examples, so the gradient of each example can be clipped by
 itself. Bounded (tempered) activations suit DP-SGD: they keep the activations, and with them the
@@ -14,7 +14,6 @@ from torch import nn
 
 from tacit.experiments.layer_table import LAYERS, MOST_LAYERS, SEQUENTIAL, is_listed
 from tacit.experiments.recipe import ModelSettings
-from tacit.experiments.wide_resnet import WideResNet
 
 
 def build(
@@ -39,8 +38,6 @@ def build(
             return _mlp(settings, math.prod(shape), n_classes)
         if settings.kind == "cnn":
             return _cnn(settings, shape, n_classes)
-        if settings.kind == "wide-resnet":
-            return _wide_resnet(settings, shape, n_classes)
         return _imported(settings.module, settings.arguments)
 
 
@@ -52,7 +49,6 @@ def describe(settings: ModelSettings, model: nn.Module, shape: tuple[int, ...]) 
         "linear": "softmax regression",
         "mlp": f"MLP, hidden layers {list(settings.hidden)}, {settings.activation}",
         "cnn": f"CNN, channels {list(settings.channels)}, {settings.activation}",
-        "wide-resnet": f"WRN-{settings.depth}-{settings.width}, standardized weights, group norm",
         "module": settings.module,
     }[settings.kind]
     return f"{detail}, {inputs} inputs, {count:,} parameters"
@@ -85,13 +81,6 @@ def _cnn(settings: ModelSettings, shape: tuple[int, ...], n_classes: int) -> nn.
     if not height * width:
         raise ValueError("model.channels has too many layers: each halves the image.")
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * height * width, n_classes))
-
-
-def _wide_resnet(settings: ModelSettings, shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    if len(shape) not in (2, 3):
-        raise ValueError(f"model.kind wide-resnet needs images, but a record has shape {shape}.")
-    planes = shape[0] if len(shape) == 3 else 1
-    return WideResNet(planes, n_classes, depth=settings.depth, width=settings.width)
 
 
 def _activation(settings: ModelSettings) -> nn.Module:

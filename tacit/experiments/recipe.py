@@ -164,15 +164,12 @@ class FeatureSettings(RecipeSection, section="features"):
 class ModelSettings(RecipeSection, section="model"):
     """Section [model]: the architecture that is trained."""
 
-    kind: str = choice("linear", "mlp", "cnn", "wide-resnet", "module")
+    kind: str = choice("linear", "mlp", "cnn", "module")
     """module is a layer of torch.nn, or an nn.Module whose code the reader of the recipe trusts."""
     hidden: tuple[int, ...] = (1000,)
     activation: str = choice("relu", "tanh")
     """tanh is bounded, which keeps gradients small."""
     channels: tuple[int, ...] = (16, 32)
-    depth: int = setting(16, at_least_one)
-    width: int = setting(4, at_least_one)
-    """Of a wide-resnet: layers with weights, and channels as a multiple of 16, 32 and 64."""
     module: str = ""
     """For kind module: "torch.nn:Name" (see `layer_table`), or "package.module:Name"."""
     arguments: dict[str, Value] = field(default_factory=dict)
@@ -182,8 +179,8 @@ class ModelSettings(RecipeSection, section="model"):
         super().__post_init__()
         for width in (*self.hidden, *self.channels):
             at_least_one(**{"model.hidden and model.channels": width})
-        if max(len(self.hidden) + len(self.channels), self.depth, self.width) > MOST_LAYERS:
-            raise ValueError(f"a model may have {MOST_LAYERS:,} layers, and that width.")
+        if len(self.hidden) + len(self.channels) > MOST_LAYERS:
+            raise ValueError(f"a model may have {MOST_LAYERS:,} layers.")
         if (self.kind == "module") != bool(self.module):
             raise ValueError('model.module = "package.module:Name" needs model.kind = "module".')
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tacit.training.private import Private
     from tacit.training.speed import Speed
     from tacit.training.users import Users, advise_sampling
-    from tacit.training.weight_standardization import StandardizedConv2d, standardize_weight
 
 _HOMES = {
     "AdamBC": "adam",
@@ -68,7 +67,6 @@ _HOMES = {
     "RichProgress": "callbacks",
     "Speed": "speed",
     "Stairs": "plan",
-    "StandardizedConv2d": "weight_standardization",
     "TensorBoard": "callbacks",
     "Users": "users",
     "WandB": "callbacks",
@@ -79,7 +77,6 @@ _HOMES = {
     "fix": "mixing",
     "make_private": "make",
     "price_bands": "banded_noise",
-    "standardize_weight": "weight_standardization",
 }
 
 __all__ = [
@@ -108,7 +105,6 @@ __all__ = [
     "RichProgress",
     "Speed",
     "Stairs",
-    "StandardizedConv2d",
     "TensorBoard",
     "Users",
     "WandB",
@@ -119,7 +115,6 @@ __all__ = [
     "fix",
     "make_private",
     "price_bands",
-    "standardize_weight",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -44,7 +44,7 @@ def test_a_filled_recipe_leaves_no_default_open():
         ("training = 3", r"\[training\] must be a table, got int"),
         ("[privacy]\ndelta = 2.0", r"privacy.delta must be in \[0, 1\), got 2.0"),
         ("[privacy]\nrelation = 'swap'", "privacy.relation must be one of add_remove"),
-        ("[model]\nkind = 'conv'", "model.kind must be one of linear, mlp, cnn, wide-resnet"),
+        ("[model]\nkind = 'conv'", "model.kind must be one of linear, mlp, cnn, module"),
         ("[model]\nkind = 'module'", 'model.module = "package.module:Name"'),
         ("[model]\nhidden = [0]", "model.hidden and model.channels must be a whole number >= 1"),
         ("[model]\nhidden = 1000", "model.hidden must be a list, got 1000"),

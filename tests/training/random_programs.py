@@ -15,8 +15,6 @@ from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from tacit.training.weight_standardization import StandardizedConv2d
-
 WIDTH, IDS, LENGTH = 4, 7, 5
 
 
@@ -196,7 +194,7 @@ def convolved(choose: random.Random) -> Block:
     elif kind == 1:
         layer = nn.ConvTranspose1d(WIDTH, WIDTH, 3, **options)
     else:
-        layer = StandardizedConv2d(1, 1, 3, padding=1)
+        layer = nn.Conv2d(1, 1, 3, padding=1)
         return Block(lambda m, h, n: m.l(h.unsqueeze(1)).squeeze(1), l=layer)
     return Block(lambda m, h, n: m.l(h.transpose(1, 2)).transpose(1, 2), l=layer)
 

@@ -17,7 +17,7 @@ import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
-from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Stairs
+from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs
 from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
 
@@ -607,7 +607,7 @@ def test_a_run_refuses_to_be_copied(problem):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (torch.int64, {"max_microbatch": 5}),
+        (torch.int64, {"speed": Speed(max_microbatch=5)}),
         (torch.int32, {}),
         (torch.int64, {"arithmetic": "fast"}),
     ],

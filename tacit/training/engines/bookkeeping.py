@@ -37,7 +37,7 @@ from tacit.training.clip import (
 )
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import LARGE, CallKey, CallSpec, Label, Trace, trace_calls
-from tacit.training.gradients import PULL_BACKS, RULES, generic
+from tacit.training.gradients import RULES, generic
 from tacit.training.gradients.factored import (
     Dense,
     FactoredGradient,
@@ -588,9 +588,8 @@ class Tape:
         for made in reversed(self.derived):
             for result in made.results:
                 if gradients := self.waiting.pop(id(result), None):
-                    pull_back = PULL_BACKS.get(made.function, generic.pull_back)
-                    if made.versions != made.present_versions():
-                        pull_back = generic.pull_back_by_autograd
+                    is_as_made = made.versions == made.present_versions()
+                    pull_back = generic.pull_back if is_as_made else generic.pull_back_by_autograd
                     version = version_of(result)
                     if self.versions.get(id(result), version) != version:
                         raise Unsupported(WRITTEN)

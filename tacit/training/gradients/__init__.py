@@ -21,9 +21,7 @@ from tacit.training.gradients import (
     linear,
     normalization,
     recurrent,
-    standardized,
 )
-from tacit.training.weight_standardization import standardize_weight
 
 Rule = Callable[..., Any]
 
@@ -54,11 +52,6 @@ RULES: dict[Callable[..., Any], Rule] = {
         (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
         convolution.transposed_convolution,
     ),
-}
-
-# Functions of parameters that have a pull-back of their own; all others have `generic.pull_back`.
-PULL_BACKS: dict[Callable[..., Any], Callable[..., Any]] = {
-    standardize_weight: standardized.pull_back,
 }
 
 # Arguments of these need not hold the examples on one axis: row i of the result says which example

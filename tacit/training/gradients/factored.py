@@ -7,7 +7,7 @@ calls use one parameter, their gradients are combined before the norm is taken, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -110,15 +110,6 @@ class Dense:
             flat = kept(wide(flat), keep)
             total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
         return total if self.axes is None else total.permute(self.axes)
-
-
-@runtime_checkable
-class Formable(Protocol):
-    """Gradients that can be formed in the order of axes that is cheapest."""
-
-    def formed(self) -> Dense:
-        """Return the formed gradients of all examples; `axes` says in which order they are."""
-        ...
 
 
 @dataclass(frozen=True)
