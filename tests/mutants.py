@@ -39,7 +39,7 @@ ENDLESS = 3.0  # times the duration without a mutant, from which on tests count 
 TESTS = {
     "tacit/events.py": "test_events accounting/test_corners accounting/test_every_event",
     "tacit/accounting/compose.py": "accounting/test_compose accounting/test_nested",
-    "tacit/ledger/filter.py": "ledger/test_filter ledger/test_ledger",
+    "tacit/ledger/filter.py": "ledger/test_filter ledger/test_copies ledger/test_ledger",
     "tacit/mechanisms/grid.py": "mechanisms/test_grid mechanisms/test_gaussian",
     "tacit/mechanisms/noise_laws.py": "mechanisms/test_noise_laws mechanisms/test_grid",
     "tacit/training/grid_noise.py": "training/test_grid_noise training/test_noise",
@@ -245,7 +245,8 @@ def work(count: int, seconds: float, again: bool) -> None:
         for mutant in chosen(count):
             row = by_place.get((mutant.file, str(mutant.line), mutant.change))
             name = version(mutant.file)
-            if row and not (again and row["result"] == "survived" and row["version"] != name):
+            is_open = row and row["result"] in ("survived", "unfinished")
+            if row and not (again and is_open and row["version"] != name):
                 continue
             if time.monotonic() > end - LIMIT:
                 return
