@@ -61,7 +61,7 @@ skip() { echo "$*" > skipped; exit 77; }
 note() { echo "$*" >> notes; }
 needs() { for file in "$@"; do [ -e "$data/$file" ] || skip "no $file in $data: set TACIT_DATA"; done; }
 
-wages() { # tables and schemas: people, their wages, and whether these are high
+wages() { # a table of people and their wages, its schema, and the vertices of a polytope
   py << 'PY'
 rng, n = np.random.default_rng(0), 6_000
 age, schooling = rng.integers(18, 66, n), rng.integers(8, 19, n)
@@ -71,7 +71,6 @@ rows = [f"{a},{s},{r},{w:.2f},{int(w > 27)}" for a, s, r, w in zip(age, schoolin
 Path("wages.csv").write_text("\n".join(["age,schooling,region,wage,high", *rows]) + "\n")
 columns = "[columns]\nage = [18, 65]\nschooling = [8, 18]\n"
 Path("wages.toml").write_text(f'target = "wage"\n{columns}wage = [0, 60]\n')
-Path("high.toml").write_text(f'target = "high"\n{columns}high = ["0", "1"]\n')
 np.savetxt("simplex.csv", [[0, 0], [0.8, 0], [0, 0.8]], delimiter=",")
 PY
 }
