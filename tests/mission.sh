@@ -649,7 +649,8 @@ run, audit, ledger = load("run.json"), load("audit.json"), load("ledger.json")
 assert run["epsilon"] <= 1 and abs(run["coefficients"]["age"] - 0.2) < 0.05, run["coefficients"]
 assert audit["passes"] and "bounds" in audit
 assert load("run/certificate.json")["claim"]["epsilon"] <= 1
-print(json.dumps(ledger)[:1500])
+assert ledger["budget"]["epsilon"] == 3 and len(ledger["entries"]) >= 4, ledger
+assert 1 < ledger["spent"]["epsilon"] < 2, ledger["spent"]  # the refused fit was not paid
 page("run/report.html"), page("ledger.html")
 PY
 }
