@@ -166,7 +166,9 @@ def test_arbitrary_json_gives_an_event_or_a_value_error(data):
         (lambda: ev.ApproximateDP(1.0, 2.0), r"delta must be in \[0, 1\]"),
         (lambda: ev.ApproximateDP(1.0, 0.1, replace_factor=1.5), "1 or 2"),
         (lambda: ev.RenyiCurve((2.0,), (math.inf,)), "values must be finite"),
+        (lambda: ev.RenyiCurve((2.0, 2.0), (1.0, 1.0)), "orders must increase"),
         (lambda: ev.BestOf(ev.Gaussian(1.0), 1.0), "mean must be above 1"),
+        (lambda: ev.BestOf(ev.Gaussian(1.0), 3.0, shape=-1.0), "shape must be above -1"),
         (lambda: ev.FixedSizeSampled(5, 3, ev.Gaussian(1.0)), "batch_size must be <= n_records"),
     ],
 )

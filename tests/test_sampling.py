@@ -10,7 +10,14 @@ from scipy import stats
 
 from tacit import events as ev
 from tacit.errors import UnsupportedEvent
-from tacit.sampling import FixedSize, Poisson, RandomAllocation, Shuffle, TruncatedPoisson
+from tacit.sampling import (
+    FixedOrder,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Shuffle,
+    TruncatedPoisson,
+)
 
 FALSE_ALARM = 1e-6  # per test, split among its checks
 STEP = ev.Gaussian(2.0)
@@ -100,6 +107,29 @@ def test_fixed_size_from_many_records_is_uniform_and_distinct():
     assert (np.diff(drawn, axis=1) > 0).all()
     counts = np.bincount(drawn.ravel() // 10**5, minlength=10)
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+def test_small_draws_take_every_record_alike():
+    drawn = memberships(FixedSize(10, n_records=640), 640, draws=4000, seed=6)
+    assert (drawn.sum(1) == 10).all()
+    assert stats.chisquare(drawn.sum(0)).pvalue > FALSE_ALARM
+
+
+def test_a_fixed_order_takes_each_record_once_in_a_pass_and_shows_no_place():
+    draw = FixedOrder(7).lots(100, np.random.default_rng(0))
+    first, second = (
+        [draw(step, np.random.default_rng()).tolist() for step in range(start, start + 7)]
+        for start in (0, 7)
+    )
+    assert sorted(record for lot in first for record in lot) == list(range(100))
+    assert first == second
+    places = np.array([4, 1, 4])
+    given = FixedOrder(5, places=places)
+    places[:] = 0  # what the caller does with it later does not matter
+    assert given.lots(3)(4, np.random.default_rng()).tolist() == [0, 2]
+    assert repr(given) == "FixedOrder(steps=5)"
+    assert given.digest() != FixedOrder(5, places=places).digest()
+    assert FixedOrder(5).digest() == b""
 
 
 def test_truncation_keeps_a_uniform_part_of_a_large_draw():

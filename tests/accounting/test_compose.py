@@ -1,5 +1,8 @@
 """Flattening: the only place where counts are multiplied."""
 
+import math
+from fractions import Fraction
+
 import pytest
 
 from tacit.accounting import epsilon, flatten
@@ -13,6 +16,7 @@ from tacit.events import (
     Relation,
     Repeated,
     Sequence,
+    TreeAggregation,
     TruncatedPoissonSampled,
 )
 
@@ -46,6 +50,7 @@ def test_keys_keep_the_order_of_first_appearance():
 )
 def test_a_sample_of_everything_is_no_sample(event):
     assert flatten(event) == {Gaussian(2.0): 3}
+    assert flatten(PoissonSampled(1.0, Gaussian(2.0))) == {Gaussian(2.0): 1}
 
 
 def test_a_truncation_that_cannot_bite_is_no_truncation():
@@ -70,6 +75,14 @@ def test_gaussians_on_one_sample_are_one_gaussian_rounded_to_the_safe_side():
     assert merged.event.noise_multiplier == pytest.approx(2.4)
     assert merged.event.noise_multiplier <= 2.4
     assert merged.event.replace_factor == 2.0
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.9, 5.0])
+def test_the_nodes_of_a_tree_are_one_gaussian_rounded_to_the_safe_side(noise):
+    (merged,) = flatten(TreeAggregation(noise, 1000))  # a record is in 10 nodes
+    assert isinstance(merged, Gaussian)
+    assert merged.noise_multiplier == pytest.approx(noise / math.sqrt(10))
+    assert 10 * Fraction(merged.noise_multiplier) ** 2 <= Fraction(noise) ** 2
 
 
 def test_different_releases_on_one_sample_stay_together():

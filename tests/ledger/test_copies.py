@@ -52,6 +52,15 @@ def test_sampled_steps_paid_singly_come_close_to_a_plan(epsilon: float, least: i
     assert copies_fit(chosen, budget, ADD)
 
 
+def test_a_budget_without_copies_has_none_left() -> None:
+    with Ledger(budget=Budget(1.0, 1e-5)) as ledger:
+        ledger.spend(PureDP(0.1))
+        left = ledger.remaining()
+    assert (left.copies, left.copied_event) == (0, None)
+    with Ledger() as ledger:
+        assert ledger.remaining().copies == 0
+
+
 def test_the_ledger_admits_as_many_copies_as_its_filter() -> None:
     budget = Budget(1.0, 1e-5)
     assert paid_singly(STEP, budget) == fit(budget, STEP, ADD).copies == 244

@@ -14,6 +14,7 @@ from tacit.mechanisms import (
     rounded_normal,
     tail_mass,
 )
+from tacit.mechanisms.grid import raised
 
 REAL = [
     GaussianMechanism(0.7, l2_sensitivity=0.3),
@@ -179,3 +180,13 @@ def test_the_tail_mass_is_that_of_the_law():
     laplace = LaplaceMechanism(1e15, l1_sensitivity=1.0)
     reach = 2.0**53 * laplace.grid / laplace.noise_scale_on(4)
     assert tail_mass(laplace, size=4) == pytest.approx(min(1.0, 4 * math.exp(-reach)))
+
+
+def test_a_noise_scale_is_never_rounded_below_its_charge():
+    for multiplier, sensitivity, rounding in np.random.default_rng(0).random((1000, 3)):
+        exact = Fraction(multiplier) * (Fraction(sensitivity) + Fraction(rounding))
+        assert (
+            exact
+            <= Fraction(raised(multiplier, sensitivity, rounding))
+            <= exact * Fraction(1 + 2.0**-40)
+        )

@@ -1,6 +1,7 @@
 """Noise has exactly its law: error bounds, exact decisions, body and far tails of every sampler."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -233,3 +234,18 @@ def test_pi_is_right_to_the_last_bit():
     with mpmath.workdps(400):
         for shift in (256, 1024):
             assert abs(noise_laws._pi(shift) - mpmath.pi * mpmath.mpf(2) ** shift) <= 1
+
+
+def test_a_law_with_coarse_doubles_chooses_the_same_scores():
+    """Whatever the bound on the error of doubles is, further bits decide exactly."""
+
+    def approximate(words):
+        draws, error = GUMBEL.approximate(words)
+        return np.rint(draws), error + 0.5
+
+    coarse, rng = replace(GUMBEL, approximate=approximate), np.random.default_rng(0)
+    for seed in range(50):
+        words, scores = rng.integers(0, 2**64, (1, 8), np.uint64), rng.random(8)
+        found = [largest_noisy_score(law, 1.0, scores, Replay(words, seed))
+                 for law in (GUMBEL, coarse)]  # fmt: skip
+        assert found[0] == found[1]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tacit.training import Automatic, Flat, PerGroup, PerLayer
-from tacit.training.clip import ROUNDING
+from tacit.training.clip import ROUNDING, ClippedSum, factors_of
 
 RULES = [
     Flat(0.7),
@@ -93,3 +93,22 @@ def test_groups_are_found_by_the_longest_name():
 def test_wrong_rules_are_refused(build, message):
     with pytest.raises((ValueError, TypeError), match=message):
         build()
+
+
+def test_examples_within_the_clip_norm_are_counted():
+    squared, everyone = torch.tensor([[3.9, 4.0, 4.1, 7.9]]), torch.ones(4, dtype=torch.bool)
+    _, within = factors_of(Flat(2.0), squared, everyone, rounding=2.0**-17, finite=None)
+    assert within.tolist() == [2]
+
+
+def test_two_sums_add_up_with_their_counts_and_losses():
+    one, other = (
+        ClippedSum({"w": torch.tensor([1.0 * k])}, torch.tensor([2.0 * k]), 3 * k) for k in (1, 10)
+    )
+    total = one + other
+    assert (total.sums["w"].item(), total.within.item(), total.loss) == (11, 22, 33)
+
+
+def test_what_is_allowed_for_rounding_shortens_no_gradient_by_much():
+    for dtype, rounding in ROUNDING.items():
+        assert torch.finfo(dtype).eps / 2 <= rounding < 0.01

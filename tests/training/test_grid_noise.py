@@ -72,6 +72,8 @@ def test_all_layers_have_one_area():
     assert np.abs(areas / base - 1).max() < 2.0**-36
     assert layers.unit[0] * 2.0**63 * math.exp(-START * START / 2) == pytest.approx(base, rel=1e-14)
     assert len(areas) == 1023
+    top = layers.floor + layers.height  # what is accepted at once lies below the curve
+    assert (np.exp(-(layers.inside**2) / 2) >= top * (1 - 2.0**-35)).all()
 
 
 @pytest.mark.parametrize("count", [10**6, pytest.param(2 * 10**7, marks=pytest.mark.slow)])
@@ -192,6 +194,18 @@ def test_rounding_is_charged(multiplier, dimension):
         assert grid.step * grid.noise_steps <= multiplier * scale * (
             1.002 if multiplier * math.sqrt(dimension) < 2.0**29 else 2.0
         )
+
+
+@pytest.mark.parametrize(("multiplier", "dimension"), [(100.0, 10**9), (1.0, 10**9), (0.3, 1000)])
+def test_the_rounding_of_what_correlated_noise_keeps_is_charged_too(multiplier, dimension):
+    """The share of the docstring: 2^-k sqrt(bands) of the grid, and 2^-23 of what is kept."""
+    (alone,) = make_grids(multiplier, [1.0], dimension)
+    (grid,) = make_grids(multiplier, [1.0], dimension, bands=4)
+    k = math.frexp(grid.noise_steps)[1] - 1
+    moved = (2 * 2.0**-k + 2.0**-23) * multiplier * math.sqrt(dimension)
+    least = multiplier * (1 + moved / (1 - moved))
+    assert least <= grid.step * grid.noise_steps <= least * (1 + 1e-9)
+    assert grid.step * grid.noise_steps > alone.step * alone.noise_steps
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-3, 0.2, 1.0])
