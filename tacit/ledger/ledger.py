@@ -189,6 +189,11 @@ class Ledger:
         return self._store.path
 
     @property
+    def is_durable(self) -> bool:
+        """Whether the ledger outlasts this process, in a file or on a server."""
+        return self.path is not None or isinstance(self._store, PostgresStore)
+
+    @property
     def store(self) -> Store:
         """The rows behind this ledger, for the other parts of `tacit.ledger`."""
         return self._store

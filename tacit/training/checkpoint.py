@@ -27,7 +27,6 @@ from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
-from tacit.training.arithmetic import Arithmetic
 from tacit.training.checkpoint_file import (
     Checkpoint,
     CheckpointWriter,
@@ -42,7 +41,6 @@ from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import TrainingPlan
-from tacit.training.tree import LossFn
 
 try:
     import _signal as _signals  # pyright: ignore[reportMissingImports]  # not of every Python
@@ -72,8 +70,6 @@ class RunState:
     _lots: Lots
     _noise: NoisyMean
     _ranks: Ranks
-    _loss_fn: LossFn | None
-    arithmetic: Arithmetic
     _clip_moves: tuple[float, ...]
     _parameters: dict[str, nn.Parameter]
     _checkpoint: Checkpoint | None
@@ -203,6 +199,11 @@ class RunState:
             )
         writer = CheckpointWriter(self._checkpoint.path)
         state = self._ranks.on_first(writer.read)
+        if state is None and self._ranks.rank == 0 and not self.ledger.is_durable:
+            raise ValueError(
+                "a checkpoint needs a ledger that outlasts the process, which knows how many steps "
+                "were taken: give ledger=tacit.Ledger(FILE)."
+            )
         if state is not None:
             for name, part in self._saved_parts().items():
                 part.load_state_dict(state[name])
@@ -272,37 +273,35 @@ class RunState:
         self._reserved, self._current = [], 0
         self._open_plans()
         ledger, before = self._counted = state["counted"]
-        is_here, is_handed = ledger == self.ledger.id, state["handed_over"] > 0
-        lost = self._steps_ticked_off() - (before if is_here else 0) if self._reserved else 0
-        if lost < 0 or (is_here and before and not self._reserved):
-            raise LedgerError(
-                "the ledger has ticked off fewer steps of this run than its checkpoint: it is an "
-                "older copy. Use the ledger that the run has written."
-            )
         # Who uses steps that were handed over writes the file first, which says how many at most.
-        gone = min(state["ahead"], state["handed_over"])
-        self._handed_over, self._ahead = state["handed_over"] - gone, self._block
+        lost = min(state["ahead"], state["handed_over"])
+        self._handed_over, self._ahead = state["handed_over"] - lost, self._block
         left = self._handed_over + sum(one.steps - one.taken for one in self._reserved)
-        if is_here and not self._reserved:  # nothing was paid, so nothing was released
+        if self._reserved:
+            lost += self._steps_ticked_off() - before
+        elif not self._handed_over:  # then nothing was paid, so nothing was released
             left = self._end
-        is_known = is_here or is_handed or bool(self._reserved)
-        end = self._end_after(lost + gone, left, lost_steps, is_known=is_known)
+            lost -= before or ledger != self.ledger.id
+        if lost < 0 and self._begin < self._end:
+            raise LedgerError(
+                "the ledger does not know the steps that this run has paid for: it is another one, "
+                "or an older copy. Use the ledger that the run has written."
+            )
+        end = self._end_after(lost, left, lost_steps)
         return _Resumed(end, self._repaid, self._attempt(end))
 
-    def _end_after(self, lost: int, left: int, lost_steps: LostSteps, *, is_known: bool) -> int:
+    def _end_after(self, lost: int, left: int, lost_steps: LostSteps) -> int:
         """Return the last step of a run that has `left` paid steps and has lost `lost` others."""
         plan, taken = self._plan, self.steps_taken
         missing = self._end - self._begin - left
         told = f"the run goes on after step {taken:,} with fresh lots and noise"
-        if lost:
+        if lost > 0:
             told += f"; up to {lost:,} later steps were lost, and are taken again"
-        elif not is_known:
-            told += "; the ledger does not know what was paid for it"
-        if self._seeded is not None and (not is_known or (lost and lost_steps == "reserve")):
-            advice = "Give lost_steps='pay'" if is_known else "Use the ledger of the run"
-            raise ValueError(f"{told}. That is not what its seed gives. {advice} to go on.")
+            if self._seeded is not None and lost_steps == "reserve":
+                advice = "Give lost_steps='pay' to take them"
+                raise ValueError(f"{told}. That is not what its seed gives. {advice}.")
         if missing <= 0:
-            if lost:
+            if lost > 0 and self._begin < self._end:
                 warnings.warn(
                     f"{told}, out of the reserve: {self._price()} as planned.", stacklevel=6
                 )

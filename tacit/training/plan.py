@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -283,25 +282,6 @@ class TrainingPlan:
         """Return the clip rule of `step`; `moves` are adaptive clipping's factors. Public."""
         scheduled = self.clip_factors[min(step, self.steps - 1)]
         return scaled(self.clip, [scheduled * move for move in moves])
-
-    def description(self) -> dict[str, Any]:  # Any: JSON values
-        """Return the plan in public values, to check that all ranks have the same."""
-        return {
-            "event": self.training_event.to_dict(),
-            "expected_batch": self.expected_batch,
-            "n_records": self.n_records,
-            "clip": repr(self.clip),
-            "clip_factors": list(self.clip_factors) if len(set(self.clip_factors)) > 1 else [],
-            # Each value with its number of repetitions in a row, which is short for stairs.
-            "noise_multipliers": [
-                [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
-            ],
-            "adaptive": repr(self.adaptive),
-            "restart": self.restart,
-            **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
-            # Always there: without it, another factor would fall on the same noise.
-            "noisy_loss": None if self.noisy_loss is None else repr(self.noisy_loss),
-        }
 
 
 def _drawn_ahead(

@@ -251,30 +251,22 @@ def test_a_loop_that_saves_by_itself_has_a_reserve_too(problem):
     assert [entry.steps for entry in ledger.history()] == [24]
 
 
-@pytest.mark.filterwarnings(AGAIN)
-def test_another_ledger_is_charged_for_all_that_remains(problem):
-    first = problem(steps=6)
-    train(first, stop=4)
-    second = problem(steps=6)
-    with pytest.raises(BudgetExceeded, match="does not know what was paid"):
-        load(second, saved(first))
-    load(second, saved(first), lost_steps="pay")
-    train(second)
-    assert [entry.event for entry in second.private.ledger.history()] == [ev.Repeated(STEP, 2)]
-    assert sum(tacit.accounting.flatten(second.private.event).values()) == 8
-    third = problem(steps=6, ledger=second.private.ledger)
-    load(third, saved(second))
-    assert third.private.event == second.private.event
-
-
-def test_an_older_copy_of_the_ledger_is_noticed(problem, tmp_path):
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_ledger_that_does_not_know_what_was_paid_is_refused(problem, tmp_path, seed):
     ledger = tacit.Ledger(tmp_path / "a.ledger")
-    first = problem(steps=6, ledger=ledger)
+    first = problem(steps=6, ledger=ledger, seed=seed)
+    before = saved(first)
     train(first, stop=1)
     state = saved(first)
+    for answer in ("reserve", "pay", "skip"):
+        for one in (before, state):
+            with pytest.raises(LedgerError, match="another one, or an older copy"):
+                load(problem(steps=6, seed=seed), one, lost_steps=answer)
     state["private"]["counted"] = (ledger.id, 5)
-    with pytest.raises(LedgerError, match="older copy"):
-        load(problem(steps=6, ledger=ledger), state)
+    with pytest.raises(LedgerError, match="another one, or an older copy"):
+        load(problem(steps=6, ledger=ledger, seed=seed), state)
+    with pytest.raises(ValueError, match="a ledger that outlasts the process"):
+        kept(problem, tmp_path, stop=0, ledger=tacit.Ledger())
 
 
 SAMPLERS = {
@@ -366,14 +358,6 @@ def test_lost_steps_of_a_seeded_run_need_consent(problem, words, tmp_path):
     for stop in (52, 53, None):
         crashed(problem, tmp_path, stop=stop, seed=5, lost_steps="pay")
     assert len(set(words)) == len(words)
-
-
-def test_a_seeded_run_is_refused_by_a_ledger_that_does_not_know_it(problem):
-    first = problem(steps=6, seed=5)
-    train(first, stop=3)
-    for answer in ("reserve", "pay", "skip"):
-        with pytest.raises(ValueError, match="Use the ledger of the run"):
-            load(problem(steps=6, seed=5), saved(first), lost_steps=answer)
 
 
 # What may change between two processes ------------------------------------------------------------

@@ -78,7 +78,8 @@ class RecordedUpdate:
         if noise not in self._launches:
             self._launches[noise] = _Launches(self._parameters, self._optimizer)
         # The fused update rounds differently from the optimizer, which takes the first steps at
-        # each address. Other ranks, and a run that is repeated, must get exactly the same bits.
+        # each address. Other ranks must get exactly the same bits, as must a run of which that is
+        # asked.
         may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
         self._launches[noise].run(noise, sums, may_fuse=may_fuse, deferred=deferred)
         self._noise.launched(step)
