@@ -570,8 +570,15 @@ def _for_numbers(setup: TrainingSetup, unpack: Callable[[Any], Any]) -> dict[str
     changed: dict[str, Any] = {}
     if (collate := setup.settings.get("collate_fn")) is not None:
         changed["collate_fn"] = _numbered_collate(collate)
-    if (augment := setup.settings.get("augment")) is not None:
-        changed["augment"] = lambda batch: _repacked(augment(unpack(batch)[0]), unpack(batch)[1])
+    given = setup.settings.get("augment")
+    if (augment := getattr(given, "transform", given)) is not None:  # of `Views`
+
+        def of_records(batch: Any) -> Any:  # Any: a batch whose records carry numbers
+            return _repacked(augment(unpack(batch)[0]), unpack(batch)[1])
+
+        changed["augment"] = (
+            of_records if augment is given else replace(given, transform=of_records)
+        )
     return changed
 
 

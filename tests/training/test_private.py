@@ -17,7 +17,7 @@ import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
-from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs
+from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
 from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
 
@@ -395,7 +395,7 @@ def test_augmentations_are_averaged_before_clipping(problem):
         return x * sign[:, None], y
 
     case = problem(
-        batch_size=64, noise_multiplier=0.0, steps=1, augmentations=2, augment=flip, clip_norm=0.2
+        batch_size=64, noise_multiplier=0.0, steps=1, augment=Views(2, flip), clip_norm=0.2
     )
 
     def averaged(model, row):
