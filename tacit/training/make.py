@@ -349,7 +349,7 @@ def _require_same_start(
 ) -> None:
     """Raise on all ranks unless they start with the same weights, plan and records."""
     ranks.require_equal("the model at the start", checksum(model))
-    ranks.require_equal("the plan", repr(plan))
+    ranks.require_equal("the plan", f"{plan.training_event}: {plan}")
     ranks.require_equal("the order of records", plan.order())
     if ranks.size > 1:
         ranks.require_equal("the data set", records.digest(ranks.share(Key.fresh())))

@@ -18,7 +18,7 @@ from tacit.errors import BudgetExceeded
 from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, data, load_model, train
 from tacit.experiments import training_loop as plan
-from tacit.experiments.features import PaidSummary
+from tacit.experiments.features import PrivateMean
 from tacit.experiments.recipe import TrainingSettings
 from tacit.experiments.training_run import Session, _filled
 from tacit.experiments.training_touches import releases
@@ -359,7 +359,9 @@ def test_one_crash_stays_within_the_budget_and_a_second_asks(tmp_path, monkeypat
         release(self, parameters, sums, *rest, **options)
 
     monkeypatch.setattr(NoisyMean, "release_into", jittered)
-    recipe = quick(run__seed=None, training__epochs=40)  # 240 steps
+    recipe = Recipe.parse(QUICK.replace("seed = 3", "")).with_settings(
+        {"training.epochs": 40}
+    )  # 240 steps
     killed_at(recipe, tmp_path / "run", 101)
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     with pytest.warns(UserWarning, match=r"up to 3 later steps .* reserve: epsilon 2 at"):
@@ -392,9 +394,12 @@ def test_lost_steps_of_a_run_with_a_seed_need_consent(tmp_path):
 
 
 def test_features_whose_payment_was_lost_are_paid_again_if_asked_to(tmp_path, monkeypatch):
+    def killed(*_):
+        raise Killed
+
     recipe = quick(features__mean_noise_multiplier=9.0)
     with monkeypatch.context() as patch:
-        patch.setattr(PaidSummary, "release", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(PrivateMean, "release", killed)
         with pytest.raises(Killed):
             train(recipe, tmp_path / "run")
     with pytest.raises(BudgetExceeded, match="was paid, and the process ended"):
@@ -416,7 +421,7 @@ def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
 
 
 def test_a_run_is_resumed_on_other_records(tmp_path, monkeypatch):
-    recipe = quick(run__seed=None)
+    recipe = Recipe.parse(QUICK.replace("seed = 3", ""))
     killed_at(recipe, tmp_path / "run", 7)
     digits = datasets.load("digits")
     changed = replace(digits, x_train=digits.x_train[::-1].copy())
