@@ -174,7 +174,7 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
         with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
-        is_fresh &= found.run.state_dict()["key"] in of_first_rank(entropy)
+        is_fresh &= found.run.replay_state()["key"] in of_first_rank(entropy)
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
     changed = []
     for part in (None, *range(KEY_PARTS)):
