@@ -144,7 +144,8 @@ class RunState:
         see `Checkpoint`.
         """
         given = "reserve" if self._checkpoint is None else self._checkpoint.lost_steps
-        chosen = one_of(CHOICES, lost_steps=lost_steps or given)
+        chosen = lost_steps or given
+        one_of(CHOICES, lost_steps=chosen)
         self._check(state)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
         self._begin_loop()  # lots that were handed out came from another key
@@ -253,8 +254,8 @@ class RunState:
 
     def _check(self, state: State) -> None:
         """Raise `ValueError` unless what was paid for the saved run pays for this one."""
-        first = (state["mean"] or {}).get("first")
-        is_same = state["event"] == self._plan.training_event.to_dict()
+        first = (state.get("mean") or {}).get("first")
+        is_same = state.get("event") == self._plan.training_event.to_dict()
         if not is_same or first != (self._mean and self._mean.first):
             raise ValueError(
                 "the checkpoint is of a run with another plan: sampling, noise, steps, reserve and "
