@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import integrate, special
 
 from tacit import accounting, mechanisms
 from tacit._arrays import Floats, Indices
@@ -236,7 +236,7 @@ def choice_probabilities(mechanism: Any, scores: Floats, scale: float) -> Floats
     found = np.empty(len(gaps))
     for i, gap in enumerate(gaps):
         below = distribution(t[:, None] + gap - np.delete(gaps, i)[None])
-        found[i] = np.trapezoid(density(t) * below.prod(axis=1), t)
+        found[i] = integrate.trapezoid(density(t) * below.prod(axis=1), t)
     return found / found.sum()
 
 

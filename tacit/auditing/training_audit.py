@@ -174,7 +174,7 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
         with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
-        is_fresh &= found.run.state_dict()["key"] in of_first_rank(entropy)
+        is_fresh &= found.run.replay_state()["key"] in of_first_rank(entropy)
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
     changed = []
     for part in (None, *range(KEY_PARTS)):
@@ -570,8 +570,15 @@ def _for_numbers(setup: TrainingSetup, unpack: Callable[[Any], Any]) -> dict[str
     changed: dict[str, Any] = {}
     if (collate := setup.settings.get("collate_fn")) is not None:
         changed["collate_fn"] = _numbered_collate(collate)
-    if (augment := setup.settings.get("augment")) is not None:
-        changed["augment"] = lambda batch: _repacked(augment(unpack(batch)[0]), unpack(batch)[1])
+    given = setup.settings.get("augment")
+    if (augment := getattr(given, "transform", given)) is not None:  # of `Views`
+
+        def of_records(batch: Any) -> Any:  # Any: a batch whose records carry numbers
+            return _repacked(augment(unpack(batch)[0]), unpack(batch)[1])
+
+        changed["augment"] = (
+            of_records if augment is given else replace(given, transform=of_records)
+        )
     return changed
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
+    from tacit.training.engines.examples import Views
     from tacit.training.epochs import Epoch
     from tacit.training.key import Key
     from tacit.training.make import make_private
@@ -69,6 +70,7 @@ _HOMES = {
     "Stairs": "plan",
     "TensorBoard": "callbacks",
     "Users": "users",
+    "Views": "engines.examples",
     "WandB": "callbacks",
     "advise_sampling": "users",
     "choose_bands": "banded_noise",
@@ -107,6 +109,7 @@ __all__ = [
     "Stairs",
     "TensorBoard",
     "Users",
+    "Views",
     "WandB",
     "advise_sampling",
     "choose_bands",

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
 from tacit import sampling
-from tacit._check import whole
 from tacit.errors import IncompatibleModel
 from tacit.events import Event
 from tacit.ledger import Ledger
@@ -28,6 +27,7 @@ from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.ema import TailMean
 from tacit.training.engines import LossFn, LotSum, TracedLotSum
+from tacit.training.engines.examples import Views
 from tacit.training.epochs import StepReports
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation, check_first_lots
@@ -88,8 +88,7 @@ def make_private(
     seed: int | None = None,
     secure: bool = False,
     collate_fn: Callable[[list[Any]], Batch] | None = None,
-    augmentations: int = 1,
-    augment: Callable[[Batch], Batch] | None = None,
+    augment: Callable[[Batch], Batch] | Views | None = None,
     isolation: Literal["checked", "strict"] = "checked",
     arithmetic: Literal["fast", "bounded"] = "fast",
     check: bool = True,
@@ -162,9 +161,9 @@ def make_private(
     secure
         Insist on a cryptographic generator of noise. On a CPU the default is cryptographic too, if
         the package `cryptography` is installed; `private.generator` names the generator in use.
-    augmentations, augment
-        Average `augmentations` views of each example before clipping; `augment` turns a batch with
-        each row repeated into its views.
+    augment
+        Changes a whole batch row by row. `Views(8, augment)` averages the gradients of eight views
+        of each example before clipping.
     isolation
         How it is made sure that no example influences another one. "checked": by tests, on full
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
@@ -209,7 +208,8 @@ def make_private(
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
     records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
-    views = whole(augmentations=augmentations, least=1)
+    several = augment if isinstance(augment, Views) else Views(1, augment)
+    views, augment = several.count, several.transform
     loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
     of_lot = {"views": views, "augment": augment, "noisy_loss": noisy_loss}

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import integrate
 from scipy.stats import binom, norm
 
 from tacit import accounting
@@ -31,7 +32,7 @@ def test_one_sampled_release_is_the_mixture(records):
     with_person = binom.pmf(counts, records, rate) @ norm.pdf(t, counts[:, None], noise)
     without = norm.pdf(t, 0, noise)
     found = max(
-        np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0), t)
+        integrate.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0), t)
         for a, b in ((with_person, without), (without, with_person))
     )
     assert found == pytest.approx(1e-4, rel=1e-3)

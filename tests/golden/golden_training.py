@@ -34,6 +34,7 @@ from tacit.training import (
     Speed,
     Stairs,
     Users,
+    Views,
 )
 
 N, STEPS, BATCH = 60, 3, 12
@@ -444,22 +445,22 @@ def _settings() -> dict[str, dict[str, Any]]:
             add("clip", f"{name}, {clip}", ("default", "single"), clip=CLIPS[clip], adaptive=rule)
     for name in ("perceptron", "convolutional", "signal"):
         ways = [*WAYS, STRICT] if name == "perceptron" else WAYS
-        add("views", f"{name}, shifted", ways, model=name, augmentations=3, augment=shifted_views)
-    add("views", "random", WAYS, augmentations=2, augment=random_views)
-    add("views", "repeated", augmentations=2, model="layer norm")
+        add("views", f"{name}, shifted", ways, model=name, augment=Views(3, shifted_views))
+    add("views", "random", WAYS, augment=Views(2, random_views))
+    add("views", "repeated", augment=Views(2), model="layer norm")
     for name, users in USERS.items():
         add("users", name, ("default", "mapped"), users=users, batch_size=6)
     for name in ("convolutional", "gru", "table"):
         add("users", f"mean, {name}", model=name, users=USERS["mean"], batch_size=6)
-    add("users", "views", users=USERS["mean"], batch_size=6, augmentations=2,
-        augment=random_views)  # fmt: skip
+    add("users", "views", users=USERS["mean"], batch_size=6,
+        augment=Views(2, random_views))  # fmt: skip
     add("users", "adaptive", users=USERS["records"], adaptive=ADAPTIVE["adaptive"])
     for name, bands in BANDS.items():
         add("bands", name, **bands)
     for name in ("convolutional", "transformer"):
         add("bands", f"two, {name}", ("default", "mapped"), model=name, noise=Banded(bands=2))
     add("bands", "users", users=USERS["mean"], batch_size=6, noise=Banded(bands=2))
-    add("bands", "views", augmentations=2, augment=random_views, noise=Banded(bands=3))
+    add("bands", "views", augment=Views(2, random_views), noise=Banded(bands=3))
     add("bands", "adam", noise=Banded(bands=3), optimizer=OPTIMIZERS["adam without bias"], steps=5)
     for name, optimizer in OPTIMIZERS.items():
         add("optimizer", name, optimizer=optimizer, clip=CLIPS["per layer"])

@@ -17,7 +17,7 @@ import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
-from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs
+from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
 from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
 
@@ -395,7 +395,7 @@ def test_augmentations_are_averaged_before_clipping(problem):
         return x * sign[:, None], y
 
     case = problem(
-        batch_size=64, noise_multiplier=0.0, steps=1, augmentations=2, augment=flip, clip_norm=0.2
+        batch_size=64, noise_multiplier=0.0, steps=1, augment=Views(2, flip), clip_norm=0.2
     )
 
     def averaged(model, row):
@@ -533,7 +533,6 @@ def test_ctrl_c_during_the_release_waits_for_its_end(problem):
         ({"n_records": 0}, ValueError, "n_records"),
         ({"max_microbatch": 0}, ValueError, "max_microbatch"),
         ({"num_workers": -1}, ValueError, "num_workers"),
-        ({"augmentations": 0}, ValueError, "augmentations"),
         ({"seed": -1}, ValueError, "seed"),
         ({"engine": "magic"}, ValueError, "engine"),
         ({"sampler": sampling.Poisson(0.9)}, ValueError, "rate"),
@@ -545,6 +544,11 @@ def test_ctrl_c_during_the_release_waits_for_its_end(problem):
 def test_wrong_arguments_are_named(problem, options, error, message):
     with pytest.raises(error, match=message):
         train(problem(**options).private)
+
+
+def test_views_are_at_least_one():
+    with pytest.raises(ValueError, match="count"):
+        Views(0)
 
 
 def test_nothing_private_is_shown(problem):

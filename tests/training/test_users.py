@@ -14,7 +14,7 @@ from tacit.errors import IncompatibleModel, UnsupportedEvent
 from tacit.events import Gaussian, GaussianMixture, PoissonSampled, Repeated
 from tacit.ledger import Ledger
 from tacit.sampling import RandomAllocation
-from tacit.training import AdaptiveClip, Flat, Users, advise_sampling, clipped_sum
+from tacit.training import AdaptiveClip, Flat, Users, Views, advise_sampling, clipped_sum
 from tacit.training.users import losses_by_user
 
 N = 90
@@ -221,7 +221,7 @@ def test_augmentation_sees_the_views_of_a_record_side_by_side():
         seen.append(bool((x[0::2] == x[1::2]).all()))
         return x, y
 
-    run = make_run(Users(ids=IDS, records_per_user=4), augmentations=2, augment=augment)
+    run = make_run(Users(ids=IDS, records_per_user=4), augment=Views(2, augment))
     plain = make_run(Users(ids=IDS, records_per_user=4))
     for one in (run, plain):
         one.step(next(iter(one)))

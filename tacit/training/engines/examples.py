@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from tacit._check import whole
 from tacit.training.clip import (
     ROUNDING,
     Clip,
@@ -95,6 +96,28 @@ def as_written() -> AbstractContextManager[None]:
     Operations inside a compiled function cannot be intercepted one by one.
     """
     return torch.compiler.set_stance("force_eager")
+
+
+@dataclass(frozen=True)
+class Views:
+    """Several views of each example, whose gradients are averaged before clipping.
+
+    De et al. 2022 (arXiv:2204.13650), section 3. The average costs no more privacy than one view.
+
+    Parameters
+    ----------
+    count
+        Number of views.
+    transform
+        Turns a batch with each row repeated `count` times into its views, row by row. None if the
+        model draws random numbers itself, such as dropout.
+    """
+
+    count: int
+    transform: Callable[[Batch], Batch] | None = None
+
+    def __post_init__(self) -> None:
+        whole(count=self.count, least=1)
 
 
 def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:

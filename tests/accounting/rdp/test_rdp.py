@@ -179,7 +179,7 @@ def test_truncation_costs_more_than_plain_poisson_and_fades(relation):
     ]
     for more, less in pairwise(costs):
         assert np.all(more >= less)
-    assert np.all(costs[-1] >= plain)
+    assert np.all(costs[-1] >= plain * (1 - 1e-14))  # equal up to rounding where it fades
     assert costs[-1][:6] == pytest.approx(plain[:6], rel=1e-3)
 
 
