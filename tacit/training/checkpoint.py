@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -48,15 +48,8 @@ try:
 except ImportError:  # another Python
     _signals = signal
 
+_PLAN, _LOST = "DP-SGD run", "lost steps of run"  # notes in the ledger, before the run's name
 _BLOCK = 64  # steps ticked off at a time: a durable write for each costs more than a small step
-
-
-class _Resumed(NamedTuple):
-    """How a run goes on: its last step, its payments, and what no other process of it has."""
-
-    end: int
-    repaid: dict[str, Event]
-    attempt: str
 
 
 class RunState:
@@ -158,9 +151,9 @@ class RunState:
         if self._mean is not None:
             self._mean.load_state(state["mean"])
         self._noise.start_anew(self.steps_taken)
-        found = self._ranks.on_first(lambda: self._resume(state, chosen))
-        self._end, self._repaid = found.end, found.repaid
-        own = Key.fresh() if self._seeded is None else self._seeded.of_attempt(found.attempt)
+        resumed = self._ranks.on_first(lambda: self._resume(state, chosen))
+        self._end, self._repaid, attempt = resumed
+        own = Key.fresh() if self._seeded is None else self._seeded.of_attempt(attempt)
         self._use(self._ranks.share(own))
 
     def replay_state(self) -> State:
@@ -269,10 +262,13 @@ class RunState:
                 "ledger of the same unit."
             )
 
-    def _resume(self, state: State, lost_steps: LostSteps) -> _Resumed:
-        """Find out which steps are lost, say so, and pay for them as far as `lost_steps` says."""
+    def _resume(self, state: State, lost_steps: LostSteps) -> tuple[int, dict[str, Event], str]:
+        """Find out which steps are lost, say so, and pay for them as far as `lost_steps` says.
+
+        Return the last step, the lost steps that were paid again, and what no other process has.
+        """
         self._repaid = {name: from_dict(event) for name, event in state["repaid"].items()}
-        self._reserved, self._current = [], 0
+        self._current = 0
         self._open_plans()
         ledger, before = self._counted = state["counted"]
         # Who uses steps that were handed over writes the file first, which says how many at most.
@@ -290,7 +286,7 @@ class RunState:
                 "or an older copy. Use the ledger that the run has written."
             )
         end = self._end_after(lost, left, lost_steps)
-        return _Resumed(end, self._repaid, self._attempt(end))
+        return end, self._repaid, self._attempt(end)
 
     def _end_after(self, lost: int, left: int, lost_steps: LostSteps) -> int:
         """Return the last step of a run that has `left` paid steps and has lost `lost` others."""
@@ -321,9 +317,10 @@ class RunState:
         if lost_steps == "reserve":
             raise BudgetExceeded(f"{told}. lost_steps='pay' pays for them; {fewer}.")
         try:
-            self._add_plan(event, missing, _lost_note(self._run))
+            self.ledger.plan(event, note=f"{_LOST} {self._run}", steps=missing)
         except BudgetExceeded as refusal:
             raise BudgetExceeded(f"{told}. The budget has no room for them; {fewer}.") from refusal
+        self._open_plans()
         warnings.warn(f"{told}. They are paid.", stacklevel=6)
         return self._end
 
@@ -349,13 +346,12 @@ class RunState:
     @property
     def payments(self) -> list[Entry]:
         """The entries of the ledger for this run: its plan, and lost steps that were paid again."""
-        notes = _note(self._run), _lost_note(self._run)
+        notes = f"{_PLAN} {self._run}", f"{_LOST} {self._run}"
         return [entry for entry in self.ledger.history() if entry.note in notes]
 
     def pay_whole(self) -> None:
         """Tick off all steps, for a process without this ledger that loads the checkpoint next."""
-        if not self._reserved:
-            self._add_plan(self._plan.training_event, self._plan.paid_steps, _note(self._run))
+        self._reserve()
         for reserved in self._reserved:
             for _ in range(reserved.steps - reserved.taken):
                 self._handed_over += bool(reserved.step())
@@ -375,8 +371,7 @@ class RunState:
             self._handed_over -= 1
             self._paid += 1
             return self._handed_over
-        if not self._reserved:
-            self._add_plan(self._plan.training_event, self._plan.paid_steps, _note(self._run))
+        self._reserve()
         try:
             number = self._reserved[self._current].step()
         except BudgetExceeded:
@@ -393,19 +388,19 @@ class RunState:
         plan = self._plan
         return plan.reserve or (plan.piece if plan.piece > 1 else min(_BLOCK, plan.steps))
 
-    def _add_plan(self, event: Event, steps: int, note: str) -> None:
-        """Reserve an event in the ledger, to be used after the plans that are there already."""
-        plan = self.ledger.plan(event, note=note, steps=steps, claim=min(self._block, steps))
-        self._reserved.append(plan)
-        if note == _lost_note(self._run):
-            self._repaid[plan.entry.hash] = event
+    def _reserve(self) -> None:
+        """Reserve the whole plan of the run in the ledger, before its first step."""
+        if not self._reserved:
+            plan = self._plan
+            steps = plan.steps + plan.reserve
+            self.ledger.plan(plan.training_event, note=f"{_PLAN} {self._run}", steps=steps)
+            self._open_plans()
 
     def _open_plans(self) -> None:
-        """Find the plans of the run that was loaded in the ledger."""
-        for entry in self.payments:
-            self._reserved.append(self.ledger.resume(entry.id, claim=self._block))
-            if entry.note == _lost_note(self._run):
-                self._repaid[entry.hash] = entry.event
+        """Find the plans of this run in the ledger, in the order in which they were paid."""
+        found = self.payments
+        self._reserved = [self.ledger.resume(entry.id, claim=self._block) for entry in found]
+        self._repaid |= {e.hash: e.event for e in found if e.note.startswith(_LOST)}
 
     def _steps_ticked_off(self) -> int:
         return sum(plan.taken for plan in self._reserved)
@@ -460,14 +455,6 @@ class RunState:
 
     def _begin_loop(self) -> int:
         raise NotImplementedError  # `ForeignLoops` has it
-
-
-def _note(run: str) -> str:
-    return f"DP-SGD run {run}"
-
-
-def _lost_note(run: str) -> str:
-    return f"lost steps of run {run}"
 
 
 class OneStep:

@@ -166,11 +166,6 @@ class TrainingPlan:
         """Return the least noise multiplier, the dearest, for each of `steps`."""
         return (min(self.noise_multipliers),) * steps
 
-    @property
-    def paid_steps(self) -> int:
-        """Number of steps that the run pays for in advance."""
-        return self.steps + self.reserve
-
     @cached_property
     def kept_every(self) -> int:
         """Steps between two checkpoints."""

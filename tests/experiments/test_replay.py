@@ -62,3 +62,21 @@ def test_a_run_without_states_says_what_to_do(tmp_path):
     train(Recipe.parse(SMALL.replace("stretches = 3", "")), tmp_path / "run")
     with pytest.raises(ValueError, match=r"Set run\.stretches"):
         replay_run(tmp_path / "run")
+
+
+def test_a_run_that_was_interrupted_comes_out_the_same(tmp_path):
+    """Its second process has another key, and keeps the state with which it begins."""
+
+    def kill(progress):
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    recipe = Recipe.parse(SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run", on_progress=kill)
+    with pytest.warns(UserWarning, match="out of the reserve"):
+        train(recipe, tmp_path / "run")
+    assert len(states(tmp_path / "run")) == 5
+    found = replay_run(tmp_path / "run", stretches=4)
+    assert len(found) == 6
+    assert all(part.is_same for part in found)

@@ -56,11 +56,6 @@ class Crashing(Squares):
         os._exit(3)
 
 
-class Random(Squares):
-    def __getitem__(self, i):
-        return torch.rand(())
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_records_of_like_length_share_a_microbatch(num_workers):
     data, lengths = torch.arange(60.0), np.random.default_rng(0).integers(1, 9, 60)
@@ -130,19 +125,6 @@ def test_workers_fetch_the_same_batches():
     for a, b in zip(alone.from_step(3, 7), helped.from_step(3, 7), strict=True):
         for microbatch, other in zip(a.microbatches(), b.microbatches(), strict=True):
             assert torch.equal(microbatch.batch["x"], other.batch["x"])
-
-
-def test_random_augmentation_in_workers_is_repeated_by_a_resumed_run():
-    def rows(start):
-        lots = lots_of(Random(), limit=6, num_workers=1)
-        return [
-            microbatch.batch
-            for lot in lots.from_step(start, 6)
-            for microbatch in lot.microbatches()
-        ]
-
-    whole, resumed = rows(0), rows(4)
-    assert all(map(torch.equal, whole[-len(resumed) :], resumed))
 
 
 def test_lots_that_are_dropped_or_used_twice_do_not_shift_what_workers_fetched():
