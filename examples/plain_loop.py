@@ -4,7 +4,7 @@
 
 It trains on scikit-learn's digits. Run it twice with the same folder: the second run loads the
 checkpoint of the finished training, and the ledger is not charged again. Keep the checkpoint as
-secret as the data, because it holds the key of the noise.
+private as the data.
 """
 
 import sys
@@ -35,22 +35,17 @@ def main(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
     ledger = tacit.Ledger(folder / "digits.ledger", budget=tacit.Budget(epsilon=8.0, delta=DELTA))
+    checkpoint = tacit.training.Checkpoint(
+        path=folder / "checkpoint.pt", also={"scheduler": scheduler}
+    )
     private = tacit.make_private(
         model, optimizer, (x, y), loss_fn, batch_size=200, steps=200,
-        clip_norm=1.0, epsilon=6.0, delta=DELTA, ledger=ledger,
+        clip_norm=1.0, epsilon=6.0, delta=DELTA, ledger=ledger, checkpoint=checkpoint,
     )  # fmt: skip
-
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "private": private}
-    checkpoint = folder / "checkpoint.pt"
-    if checkpoint.exists():
-        for name, state in torch.load(checkpoint, weights_only=True).items():
-            parts[name].load_state_dict(state)
 
     for batch in private:
         private.step(batch)
         scheduler.step()
-        if private.steps_taken % 50 == 0:
-            torch.save({name: part.state_dict() for name, part in parts.items()}, checkpoint)
 
     with torch.no_grad():
         accuracy = float((model(x_test).argmax(1) == y_test).float().mean())

@@ -4,6 +4,7 @@
 #
 #   bash tests/mission.sh          all rows: prints `ok N name`, `skip N name: why` or `FAIL N name`
 #   bash tests/mission.sh 7 9      some rows
+#   ENGINES="duckdb dask" bash tests/mission.sh 17
 #
 # Runs in a temporary folder. PYTHON names the interpreter (.venv/bin/python), TACIT_DATA the folder
 # of the real data sets (../shared/data). The status is 1 if a row fails.
@@ -542,7 +543,7 @@ PY
 names[17]="tables in DuckDB, PostgreSQL, Dask and Spark"
 row_17() {
   py << 'PY'
-import contextlib, shutil, sys
+import contextlib, os, shutil, sys
 
 import pandas as pd
 from tacit.datasets import Schema
@@ -611,14 +612,16 @@ def released(table):
 
 expected = released(people)
 with open("notes", "w") as notes:
-    for place in (duckdb, postgresql, dask, spark):
+    for name in os.environ.get("ENGINES", "duckdb postgresql dask spark").split():
+        place = globals()[name]
         try:
             with place() as table:
-                assert released(table) == expected, place.__name__  # the same sums, bit for bit
-            print(place.__name__, "gives the same releases", file=notes)
+                assert released(table) == expected, name  # the same sums, bit for bit
+            print(name, "gives the releases of a table in memory", file=notes)
         except Absent as reason:
-            print(f"{place.__name__} skipped: {reason}", file=notes)
+            print(name, "skipped:", reason, file=notes)
 PY
+  grep -q "gives the releases" notes || skip "$(cat notes)"
 }
 
 names[18]="certificate, ledger, audit, page"

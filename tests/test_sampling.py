@@ -113,6 +113,7 @@ def test_small_draws_take_every_record_alike():
     drawn = memberships(FixedSize(10, n_records=640), 640, draws=4000, seed=6)
     assert (drawn.sum(1) == 10).all()
     assert stats.chisquare(drawn.sum(0)).pvalue > FALSE_ALARM
+    assert drawn.any(0).all()  # 62 times each in the mean
 
 
 def test_a_fixed_order_takes_each_record_once_in_a_pass_and_shows_no_place():
@@ -128,6 +129,7 @@ def test_a_fixed_order_takes_each_record_once_in_a_pass_and_shows_no_place():
     places[:] = 0  # what the caller does with it later does not matter
     assert given.lots(3)(4, np.random.default_rng()).tolist() == [0, 2]
     assert repr(given) == "FixedOrder(steps=5)"
+    assert given == FixedOrder(5, places=places)  # equality does not reveal places
     assert given.digest() != FixedOrder(5, places=places).digest()
     assert FixedOrder(5).digest() == b""
 

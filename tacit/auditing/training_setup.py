@@ -49,6 +49,11 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         one_of(("step", "backward", "resumed"), how=self.how)
+        if self.how == "resumed" and self.settings.get("noise") is not None:
+            raise ValueError(
+                "how='resumed' is for independent noise: with correlated noise, a restart begins a "
+                "run of its own, which how='step' tests."
+            )
 
     def run(self, model: Any, **changes: Any) -> Any:  # Any: a run of `make_private`
         """Return a run on `model` with the settings, changed as said. Its parameters do not move.

@@ -22,17 +22,18 @@ import torch
 from torch import nn
 
 from tacit import accounting
+from tacit._check import one_of
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
 from tacit.training.checkpoint_file import (
+    CHOICES,
     Checkpoint,
     CheckpointWriter,
     LostSteps,
     State,
-    require_choice,
 )
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, is_sharded
@@ -143,7 +144,8 @@ class RunState:
         see `Checkpoint`.
         """
         given = "reserve" if self._checkpoint is None else self._checkpoint.lost_steps
-        require_choice(chosen := lost_steps or given)
+        chosen = lost_steps or given
+        one_of(CHOICES, lost_steps=chosen)
         self._check(state)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
         self._begin_loop()  # lots that were handed out came from another key
@@ -252,8 +254,8 @@ class RunState:
 
     def _check(self, state: State) -> None:
         """Raise `ValueError` unless what was paid for the saved run pays for this one."""
-        first = (state["mean"] or {}).get("first")
-        is_same = state["event"] == self._plan.training_event.to_dict()
+        first = (state.get("mean") or {}).get("first")
+        is_same = state.get("event") == self._plan.training_event.to_dict()
         if not is_same or first != (self._mean and self._mean.first):
             raise ValueError(
                 "the checkpoint is of a run with another plan: sampling, noise, steps, reserve and "
@@ -296,14 +298,15 @@ class RunState:
         missing = self._end - self._begin - left
         told = f"the run goes on after step {taken:,} with fresh lots and noise"
         if lost > 0:
-            told += f"; up to {lost:,} later steps were lost, and are taken again"
+            told += f"; steps lost after it: up to {lost:,}"
             if self._seeded is not None and lost_steps == "reserve":
                 advice = "Give lost_steps='pay' to take them"
                 raise ValueError(f"{told}. That is not what its seed gives. {advice}.")
         if missing <= 0:
             if lost > 0 and self._begin < self._end:
                 warnings.warn(
-                    f"{told}, out of the reserve: {self._price()} as planned.", stacklevel=6
+                    f"{told}, taken again out of the reserve; {self._price()} as planned.",
+                    stacklevel=6,
                 )
             return self._end
         event, end = plan.lost_event(missing), max(taken, self._begin + left)

@@ -15,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tacit._check import whole
+from tacit._check import one_of, whole
 from tacit._whole_file import remove_partial, whole_file
 
 State = dict[str, Any]  # Any: tensors, numbers, texts, and containers of these
 LostSteps = Literal["reserve", "pay", "skip"]
+CHOICES: tuple[LostSteps, ...] = ("reserve", "pay", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +54,9 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.every is not None:
             whole(every=self.every, least=1)
-        require_choice(self.lost_steps)
+        one_of(CHOICES, lost_steps=self.lost_steps)
         if taken := {"model", "optimizer", "private"} & self.also.keys():
             raise ValueError(f"also must have other names than {min(taken)!r}, which is saved too.")
-
-
-def require_choice(lost_steps: object) -> None:
-    """Raise `ValueError` for anything but the three answers to lost steps."""
-    if lost_steps not in ("reserve", "pay", "skip"):
-        raise ValueError(f"lost_steps must be 'reserve', 'pay' or 'skip', got {lost_steps!r}.")
 
 
 class CheckpointWriter:

@@ -364,7 +364,7 @@ def test_one_crash_stays_within_the_budget_and_a_second_asks(tmp_path, monkeypat
     )  # 240 steps
     killed_at(recipe, tmp_path / "run", 101)
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    with pytest.warns(UserWarning, match=r"up to 3 later steps .* reserve: epsilon 2 at"):
+    with pytest.warns(UserWarning, match=r"up to 3, .* reserve; epsilon 2 at"):
         facts = train(recipe, tmp_path / "run")
     assert (facts.steps, facts.resumed) == (240, 1)
     assert 1.99 < facts.epsilon <= 2.0

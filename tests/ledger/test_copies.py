@@ -18,7 +18,7 @@ from tacit.events import (
     Sequence,
 )
 from tacit.ledger.entry_cost import price
-from tacit.ledger.filter import copies_fit, fit, gaussian_limit
+from tacit.ledger.filter import Filter, copies_fit, fit, gaussian_limit, limits_of
 
 STEP = PoissonSampled(0.01, Gaussian(1.0))
 ADD = Relation.ADD_REMOVE
@@ -59,6 +59,10 @@ def test_a_budget_without_copies_has_none_left() -> None:
     assert (left.copies, left.copied_event) == (0, None)
     with Ledger() as ledger:
         assert ledger.remaining().copies == 0
+
+
+def test_an_order_without_a_share_of_delta_admits_nothing() -> None:
+    assert limits_of(Filter((2.0,), (0.0,), 0.5, 0.1), Budget(1.0, 1e-5)).renyi == (-1.0,)
 
 
 def test_the_ledger_admits_as_many_copies_as_its_filter() -> None:

@@ -161,7 +161,7 @@ def test_one_crash_stays_within_the_reserve(problem, words, tmp_path):
     del options["noise_multiplier"]
     first = crashed(problem, tmp_path, stop=47, **options)
     assert first.private._plan.reserve == 3
-    with pytest.warns(UserWarning, match=r"after step 45 .*up to 3 .*: epsilon 2 at"):
+    with pytest.warns(UserWarning, match=r"after step 45 .*up to 3, .*; epsilon 2 at"):
         again = kept(problem, tmp_path, stop=0, **options)
     assert (again.private.steps_taken, again.private.steps) == (45, 300)
     train(again)
@@ -233,7 +233,7 @@ def test_without_a_reserve_lost_steps_need_consent(problem):
     assert second.private.training_event == ev.Sequence(
         (ev.Repeated(STEP, 6), ev.Repeated(STEP, 4))
     )
-    with pytest.raises(ValueError, match="'reserve', 'pay' or 'skip'"):
+    with pytest.raises(ValueError, match="lost_steps"):
         load(second, state, lost_steps=4)
 
 

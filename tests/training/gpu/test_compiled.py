@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training import Flat, Speed, clipped_sum, make_private
-from tacit.training.checkpoint import _MACHINE
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
 from tacit.training.gradients import ghost_norm
@@ -275,20 +274,6 @@ def test_auto_runs_as_it_is_wherever_the_compiler_fails(monkeypatch, stage):
         private.step(next(iter(private)))
     assert "label" not in str(warned[0].message)
     assert private.steps_taken == 1
-
-
-def test_a_run_that_could_not_be_compiled_resumes_as_one_that_tries_again(monkeypatch):
-    def failing(*_):
-        raise NotImplementedError
-
-    monkeypatch.setattr("tacit.training.gpu.compiled.partition", failing)
-    private = run_of(nn.Linear(4, 2), losses, compile=True)
-    private._lot_sum._may_fail = True
-    before = private._binding()[_MACHINE]
-    with pytest.warns(RuntimeWarning, match="without compilation"):
-        private.step(next(iter(private)))
-    assert private._lot_sum._compiled is None
-    assert private._binding()[_MACHINE] == before
 
 
 class Annealed:
