@@ -268,15 +268,30 @@ def work(count: int, seconds: float, again: bool) -> None:
 
 
 def summary() -> None:
-    """Print how many mutants of each file were killed, by the last row of each."""
-    last = {(r["file"], r["line"], r["change"]): r for r in read() if r["change"] != "none"}
+    """Print how many mutants of each file were killed, at first and by the last row of each."""
+    first, last = {}, {}
+    for row in read():
+        if row["change"] != "none":
+            place = row["file"], row["line"], row["change"]
+            first.setdefault(place, row)
+            last[place] = row
+    print("| file | tried | killed at first | killed now | survived, by judgment |")
+    print("|---|---:|---:|---:|---|")
     for file in TESTS:
-        results = Counter(
-            f"{row['result']}{', ' if row['judgment'] else ''}{row['judgment'].split(':')[0]}"
+        killed = [sum(_is_killed(r) for r in rows.values() if r["file"] == file)
+                  for rows in (first, last)]  # fmt: skip
+        rest = Counter(
+            row["judgment"].split(":")[0] or row["result"]
             for row in last.values()
-            if row["file"] == file
+            if row["file"] == file and not _is_killed(row)
         )
-        print(f"{file:34} " + "; ".join(f"{n} {result}" for result, n in sorted(results.items())))
+        tried = sum(place[0] == file for place in last)
+        why = "; ".join(f"{n} {what}" for what, n in sorted(rest.items()))
+        print(f"| `{file}` | {tried} | {killed[0]} | {killed[1]} | {why} |")
+
+
+def _is_killed(row: dict[str, str]) -> bool:
+    return row["result"].startswith("killed")
 
 
 if __name__ == "__main__":

@@ -387,6 +387,8 @@ class Session:
             self._keep(private.steps_taken)
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
         per_epoch = self.n_records / self.batch_size
+        if private.steps_taken == private.steps != latest.get("step"):  # the rest was skipped
+            self.metrics.append(self._measure(private.steps))
         for step in self.loop.steps():
             if step in kept:
                 self._keep(step)

@@ -95,7 +95,7 @@ class FinetuningPlan(NamedTuple):
         least = self.candidates[0].ratio
         lines = ["plan: batch, steps, noise multiplier, noise-to-batch ratio over the least"]
         for one in self.candidates:
-            mark = "  <- chosen" if one == self.chosen else ""
+            mark = "  <- chosen" if one.batch_size == self.chosen.batch_size else ""
             lines.append(
                 f"  {one.batch_size:>9,} {one.steps:>7,} {one.noise_multiplier:>8.3f} "
                 f"{one.ratio / least:>6.2f}{mark}"
@@ -132,7 +132,8 @@ def plan_finetuning(
 ) -> FinetuningPlan:
     """Return the batch size, steps and noise for a budget and a number of epochs.
 
-    The noise is that of a run which reserves steps for a restart.
+    Candidates are compared without the steps that a run reserves for a restart; the noise of the
+    chosen one pays for them, too.
     With `batch_size`, only steps and noise are chosen. `also` are other releases that the budget
     pays for. Noise is correlated over `bands` steps, for "auto" over at most `most_bands`; the
     batch size is the one for independent noise. No record is looked at.
@@ -142,17 +143,19 @@ def plan_finetuning(
     (884, 114)
     """
 
-    def candidate(batch: int) -> Candidate:
+    def candidate(batch: int, *, is_kept: bool = False) -> Candidate:
         steps = math.ceil(epochs * n_records / batch)
+        paid = steps + (restart_reserve(steps) if is_kept else 0)
 
         def event(noise: float) -> Event:
             step = Poisson(batch / n_records).amplify(Gaussian(noise))
-            return Sequence((*also, Repeated(step, steps + restart_reserve(steps))))
+            return Sequence((*also, Repeated(step, paid)))
 
         noise = accounting.calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
         return Candidate(batch, steps, noise)
 
     def planned(chosen: Candidate, *found: Candidate) -> FinetuningPlan:
+        chosen = candidate(chosen.batch_size, is_kept=True)
         if bands is None:
             return FinetuningPlan(chosen, found)
         budget = {"epsilon": epsilon, "delta": delta, "relation": relation, "also": also}

@@ -79,6 +79,7 @@ class ForeignLoops(EpochLoops):
     """
 
     _loss_fn: LossFn | None
+    _lot_sum: Any  # a callable: how lots are summed
     _parameters: dict[str, nn.Parameter]
     _replayed: Any  # `RecordedUpdate`, or None
 

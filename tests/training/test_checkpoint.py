@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_a_finished_run_stays_finished(problem):
 # Lost steps ---------------------------------------------------------------------------------------
 
 
-def kept(problem, folder, *, stop=None, ledger=None, lost_steps="reserve", **options):
+def kept(problem, folder, *, stop=None, ledger=None, lost_steps: Any = "reserve", **options):
     """Return a run with a checkpoint in `folder`, after step `stop`."""
     place = Checkpoint(path=folder / "last.pt", lost_steps=lost_steps)
     ledger = tacit.Ledger(folder / "a.ledger") if ledger is None else ledger
@@ -214,7 +215,7 @@ def test_lost_steps_can_be_paid_as_long_as_the_budget_lasts(problem, tmp_path):
         crash_again_and_again()
     case = kept(problem, tmp_path, **options | {"lost_steps": "skip"})
     assert case.private.steps_taken == case.private.steps < 300
-    assert case.private.epsilon(delta=1e-5) <= ledger.budget.epsilon
+    assert case.private.epsilon(delta=1e-5) <= 1.03 * price
 
 
 @pytest.mark.filterwarnings(AGAIN)
@@ -302,7 +303,7 @@ def test_a_restart_begins_a_new_mechanism_and_both_are_paid(problem, tmp_path, w
     assert paid[0] == plan.training_event
     assert len(paid) == (1 if plan.reserve else 2)
     if name == "bands":
-        assert paid[0].equivalent.count == 101
+        assert paid[0].equivalent.count == 101  # type: ignore[attr-defined]  # a BandedGaussian
         assert again.private._noise._begin == again.private._first_step
 
 
@@ -316,7 +317,7 @@ def test_in_the_middle_of_an_epoch_the_new_draw_is_paid_whole(problem):
         load(again, saved(first))
     load(again, saved(first), lost_steps="pay")
     train(again)
-    assert [entry.event.count for entry in ledger.history()] == [2, 1]
+    assert [sum(tacit.accounting.flatten(e.event).values()) for e in ledger.history()] == [2, 1]
     assert [plan.steps - plan.taken for plan in again.private._reserved] == [0, 0]
 
 
@@ -375,7 +376,7 @@ class Switched(torch.nn.Module):
 
     def forward(self, x):
         hidden = self.drop(self.first(x).tanh())[:, self.part]
-        return F.linear(hidden, self.second.weight[:, self.part]) * self.scale
+        return F.linear(hidden, self.second.weight[:, self.part]) * self.get_buffer("scale")
 
 
 def smoothed(model, batch):
@@ -460,10 +461,10 @@ def test_whatever_has_changed_no_noise_is_used_twice_and_all_is_paid(
     assert again.private.steps_taken == 8
     if when == "later":
         train(again, stop=11)
-    CHANGES[name](again)
     with again.stack, contextlib.ExitStack() as refused:
         if again.twin is not None:  # one plan does not pay for both
             refused.enter_context(pytest.raises(BudgetExceeded, match="no step left"))
+        CHANGES[name](again)
         train(again)
     assert len(set(words)) == len(words)
     ticked_off = sum(one.taken for one in again.private._reserved)
@@ -506,7 +507,8 @@ def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(probl
 
 
 def test_two_threads_or_a_call_inside_the_loss_cannot_use_one_lot_twice(problem):
-    private, lots, both = None, [], threading.Barrier(2)
+    private: Any = None
+    lots, both = [], threading.Barrier(2)
 
     def loss_fn(model, batch):
         if lots and threading.current_thread() is not threading.main_thread():

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit.training import Banded, Checkpoint
+from tacit.training import Banded, Checkpoint, Speed
 from tacit.training import noise as noises
 from tacit.training.checkpoint_file import CheckpointWriter
 
@@ -82,7 +82,7 @@ def child(pipe, folder, options, changed, rank, ranks):
     private = tacit.make_private(
         model, optimizer, (x, y), loss_fn, batch_size=16, steps=STEPS, clip_norm=1.0,
         noise_multiplier=1.0, ledger=ledger, checkpoint=place, seed=changed["seed"],
-        max_microbatch=changed["max_microbatch"], check=False, **options,
+        speed=Speed(max_microbatch=changed["max_microbatch"]), check=False, **options,
     )  # fmt: skip
     for lot in private:
         private.step(lot)
