@@ -34,8 +34,8 @@ def in_closed_unit(*, advice: str = "", **named: object) -> float:
 
 
 def within(least: float, most: float, *, advice: str = "", **named: object) -> float:
-    """Return the one keyword argument as a float; raise if it is outside the range."""
-    return _real(named, f"within {least:g} and {most:g}", lambda x: least <= x <= most, advice)
+    """Return the one keyword argument as a float; raise unless it is `least` to `most`."""
+    return _real(named, f"between {least:g} and {most:g}", lambda x: least <= x <= most, advice)
 
 
 def whole(*, least: int = 0, at_most: int = MOST, advice: str = "", **named: object) -> int:
@@ -50,7 +50,7 @@ def whole(*, least: int = 0, at_most: int = MOST, advice: str = "", **named: obj
         raise ValueError(_message(name, rule, value, advice))
     if int(value) > at_most:
         received = "more" if int(value) > MOST else value
-        raise ValueError(_message(name, f"at most {at_most}", received, advice))
+        raise ValueError(_message(name, f"at most {at_most:,}", received, advice))
     return int(value)
 
 

@@ -644,10 +644,15 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
         1e-60, 1e60, noise_multiplier=positive(noise_multiplier=value)
     ),
     "replace_factor": lambda value: within(1, 2, replace_factor=value),
-    "epsilon": lambda value: within(0, 1e60, advice="Use NonPrivate().", epsilon=value),
+    "epsilon": lambda value: within(
+        0, 1e60, advice="Use NonPrivate().", epsilon=non_negative(epsilon=value)
+    ),
     "delta": lambda value: in_closed_unit(delta=value),
     "random_probability": lambda value: within(
-        1e-60, 1, advice="Use NonPrivate().", random_probability=value
+        1e-60,
+        1,
+        advice="Use NonPrivate().",
+        random_probability=in_closed_unit(random_probability=value),
     ),
     "n_options": lambda value: whole(n_options=value, least=2),
     "orders": _numbers,

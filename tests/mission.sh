@@ -81,7 +81,7 @@ row_1() {
   py << 'PY'
 import torch
 from torch.nn import functional as F
-from tacit.training import Linear, PerLayer
+from tacit.training import Linear, PerLayer, Speed
 
 torch.manual_seed(0)
 x = torch.randn(2_000, 10)
@@ -113,7 +113,7 @@ def trained(clip=lambda model: 1.0, by="lots", **options):
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), private
 
 lots, plan = trained()
-batches, _ = trained(by="batches", max_microbatch=64)  # a lot in parts is the same lot
+batches, _ = trained(by="batches", speed=Speed(max_microbatch=64))  # a lot in parts is the same lot
 assert torch.allclose(lots, batches, atol=1e-4), (lots - batches).abs().max()
 per_layer, _ = trained(lambda model: PerLayer.split(model, 1.0))
 scheduled, other = trained(clip_schedule=Linear(1.0, 0.5))

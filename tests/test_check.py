@@ -9,9 +9,9 @@ from tacit._check import known_key, one_of, whole, within
 def test_a_number_outside_its_range_is_refused_with_the_range_and_advice():
     assert within(1, 2, factor=2) == 2.0
     for wrong in (0.5, 2.5, float("nan")):
-        with pytest.raises(ValueError, match=r"factor must be within 1 and 2, got .* Use 1\."):
+        with pytest.raises(ValueError, match=r"factor must be between 1 and 2, got .* Use 1\."):
             within(1, 2, advice="Use 1.", factor=wrong)
-    with pytest.raises(TypeError, match="factor must be within 1 and 2, got str"):
+    with pytest.raises(TypeError, match="factor must be between 1 and 2, got str"):
         within(1, 2, factor="1")
 
 

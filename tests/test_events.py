@@ -190,7 +190,7 @@ def test_wrong_types_are_type_errors(wrong):
 @pytest.mark.parametrize("kind", [ev.Gaussian, ev.Laplace])
 @pytest.mark.parametrize("noise", [1e-200, 1e200])
 def test_noise_beyond_what_floats_can_square_is_refused(kind, noise):
-    with pytest.raises(ValueError, match="noise_multiplier must be within"):
+    with pytest.raises(ValueError, match="noise_multiplier must be between"):
         kind(noise)
 
 

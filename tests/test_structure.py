@@ -11,21 +11,21 @@ import structure
 BOUNDS = {
     "statements": 38_900,  # 40,324
     "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
-    "bytes of data files": 37_209,  # the same: no table moves from code into a file
-    "largest cycle": 51,  # the same: imports inside functions and for types count, too
-    "modules in cycles": 101,  # the same
-    "public names": 516,  # the same
-    "verbs": 34,  # the same
-    "options": 291,  # the same
-    "methods of Private": 79,  # the same, with what it inherits
-    "parameters of make_private": 33,  # 37; checkpoint= is new
+    "bytes of data files": 36_235,  # 37,209; no table moves from code into a file
+    "largest cycle": 51,  # 51; imports inside functions and for types count, too
+    "modules in cycles": 95,  # 101
+    "public names": 499,  # 516
+    "verbs": 33,  # 34
+    "options": 290,  # 291
+    "methods of Private": 76,  # 79, with what it inherits
+    "parameters of make_private": 32,  # 37; checkpoint= is new
     "lines of private.py": 250,
     "imports of private.py": 10,
     "import depth of training": 12,
-    "lines of a file": 700,
+    "lines of a file": 683,  # 700
     "median of bodies": 4,
     "95th percentile of bodies": 22,
-    "longest body": 79,
+    "longest body": 74,  # 79
 }
 # Names that may occur twice, because folder and name together are the noun.
 FILES_TWICE = {

@@ -77,7 +77,6 @@ _NEED_DELTA = ("dp-sgd", "pate", "transfer", "finetune")
 MOST_OUTSIDE = 0.1
 """Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
-_MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +179,7 @@ class ModelSettings(RecipeSection, section="model"):
         for width in (*self.hidden, *self.channels):
             at_least_one(**{"model.hidden and model.channels": width})
         if len(self.hidden) + len(self.channels) > MOST_LAYERS:
-            raise ValueError(f"a model may have {MOST_LAYERS:,} layers.")
+            raise ValueError(f"a model may have at most {MOST_LAYERS:,} layers.")
         if (self.kind == "module") != bool(self.module):
             raise ValueError('model.module = "package.module:Name" needs model.kind = "module".')
 
@@ -599,16 +598,12 @@ def shipped() -> list[str]:
 
 
 def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
-    """Return `data` with its method named, and former top-level keys of PATE moved to sections."""
+    """Return `data` with its method named."""
     found = dict(data)
     is_pate = any(name in found for name in ("teachers", "answers"))
     found.setdefault("method", "pate" if is_pate else default)
     if not isinstance(found["method"], str):
         raise ValueError(f"method must be one of {', '.join(_UNUSED)}.")
-    if found["method"] == "pate":
-        for name, section in _MOVED.items():
-            if name in found and isinstance(found.get(section, {}), Mapping):
-                found[section] = {**found.get(section, {}), name: found.pop(name)}
     return found
 
 

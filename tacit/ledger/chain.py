@@ -203,10 +203,7 @@ def chained(previous: str, row: LedgerRow, key: bytes | None = None) -> str:
 
 def genesis(settings: Settings, key: bytes | None = None) -> str:
     """Return the hash from which the chain of rows starts: that of the ledger's settings."""
-    is_plain = (
-        settings.key_check is None and settings.witness is None
-    )  # then the hash leaves both out
-    return _hash(json.dumps(settings[:6] if is_plain else settings), key)
+    return _hash(json.dumps(settings), key)
 
 
 def key_check(ledger_id: str, key: bytes) -> str:

@@ -69,7 +69,7 @@ def test_dropout_does_not_look_like_a_fault():
         {"noise_schedule": training.Linear(1.0, 2.0)},
         {"arithmetic": "bounded"},
         {"speed": training.Speed(compile=True)},
-        {"augmentations": 2, "augment": lambda batch: (batch[0] + 0.1, batch[1])},
+        {"augment": training.Views(2, lambda batch: (batch[0] + 0.1, batch[1]))},
     ],
     ids=str,
 )

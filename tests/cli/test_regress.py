@@ -203,7 +203,7 @@ def test_intervals_are_printed_stored_and_predicted(lines: Path) -> None:
     assert call("verify", lines / "run").exit_code == 0
     (lines / "run" / "certificate.json").unlink()
     assert "holds no certificate.json" in call("verify", lines / "run").output
-    # A model of an earlier version has no intervals.
+    # A model of another method has no intervals.
     (lines / "run" / "model.json").write_text(
         json.dumps({k: v for k, v in model.items() if k not in ("intervals", "inference")})
     )

@@ -148,11 +148,9 @@ def test_a_pate_recipe_has_its_own_sections_and_defaults():
         Recipe.parse('method = "pat"')
 
 
-def test_a_pate_recipe_written_before_there_was_a_method_is_read():
-    former = "public_share = 0.5\nseed = 7\n[teachers]\ncount = 30\n[privacy]\ndelta = 1e-6\n"
-    recipe = Recipe.parse(former)
-    assert recipe.method == "pate"
-    assert (recipe.answers.public_share, recipe.run.seed, recipe.privacy.delta) == (0.5, 7, 1e-6)
+def test_a_recipe_with_teachers_is_one_of_pate():
+    recipe = Recipe.parse("[teachers]\ncount = 30\n[privacy]\ndelta = 1e-6\n")
+    assert (recipe.method, recipe.privacy.delta) == ("pate", 1e-6)
     assert Recipe.parse(recipe.to_toml()) == recipe
     with pytest.raises(ValueError, match=r"\[recipe\] has no 'seed'"):
         Recipe.parse("seed = 7")

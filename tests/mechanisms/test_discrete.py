@@ -136,7 +136,7 @@ def test_shapes_types_and_huge_values():
 
 def test_noise_out_of_reach_is_refused():
     for std in (1e-9, 1e15):
-        with pytest.raises(ValueError, match="noise_std must be within"):
+        with pytest.raises(ValueError, match="noise_std must be between"):
             DiscreteGaussianMechanism(std, l2_sensitivity=1.0)
-    with pytest.raises(ValueError, match="noise_scale must be within"):
+    with pytest.raises(ValueError, match="noise_scale must be between"):
         DiscreteLaplaceMechanism(1e-15, l1_sensitivity=1.0)

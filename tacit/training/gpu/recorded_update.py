@@ -78,8 +78,8 @@ class RecordedUpdate:
         if noise not in self._launches:
             self._launches[noise] = _Launches(self._parameters, self._optimizer)
         # The fused update rounds differently from the optimizer, which takes the first steps at
-        # each address. Other ranks must get exactly the same bits, as must a run of which that is
-        # asked.
+        # each address. Other ranks, and runs with torch's deterministic algorithms, need the same
+        # bits every time.
         may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
         self._launches[noise].run(noise, sums, may_fuse=may_fuse, deferred=deferred)
         self._noise.launched(step)
