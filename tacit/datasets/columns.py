@@ -152,7 +152,7 @@ class Column:
             raise ValueError(f"column {self.name!r} of type {self.type} has no rules for values.")
         if self.missing is not None:
             is_real = isinstance(self.missing, int | float) and not isinstance(self.missing, bool)
-            if is_number and not (is_real and abs(self.missing) <= sys.float_info.max):
+            if is_number and not (is_real and abs(float(str(self.missing))) <= sys.float_info.max):
                 raise ValueError(f"column {self.name!r}: missing must be a finite number.")
             if self.categories and str(self.missing) not in self.categories:
                 raise ValueError(f"column {self.name!r}: missing must be one of its categories.")
