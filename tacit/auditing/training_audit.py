@@ -570,8 +570,8 @@ def _for_numbers(setup: TrainingSetup, unpack: Callable[[Any], Any]) -> dict[str
     changed: dict[str, Any] = {}
     if (collate := setup.settings.get("collate_fn")) is not None:
         changed["collate_fn"] = _numbered_collate(collate)
-    given = setup.settings.get("augment")
-    if (augment := getattr(given, "transform", given)) is not None:  # of `Views`
+    given: Any = setup.settings.get("augment")  # Any: a function, or `Views`
+    if (augment := getattr(given, "transform", given)) is not None:
 
         def of_records(batch: Any) -> Any:  # Any: a batch whose records carry numbers
             return _repacked(augment(unpack(batch)[0]), unpack(batch)[1])

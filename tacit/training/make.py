@@ -209,10 +209,10 @@ def make_private(
     ledger = unit.ledger(ledger)
     records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
     several = augment if isinstance(augment, Views) else Views(1, augment)
-    views, augment = several.count, several.transform
-    loss_fn, augment = unit.program(records, loss_fn, augment, views)
+    views, transform = several.count, several.transform
+    loss_fn, transform = unit.program(records, loss_fn, transform, views)
     # First of all: the processes that it starts must have seen no record.
-    of_lot = {"views": views, "augment": augment, "noisy_loss": noisy_loss}
+    of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
     traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
@@ -239,12 +239,12 @@ def make_private(
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
-    options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+    options = {"views": views, "augment": transform, "steps": plan.steps, "guard": guard}
     options |= {"engine": speed.engine}
     kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
-    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, augment, speed))
+    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, transform, speed))
     most = _most_rows(speed, needed, plan, ranks)
-    program = None if tested is None else (model, tested, records, clip, views, augment)
+    program = None if tested is None else (model, tested, records, clip, views, transform)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
