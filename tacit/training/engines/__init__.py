@@ -34,6 +34,7 @@ from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import NoisyLoss
+from tacit.training.program import mapped
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -70,6 +71,7 @@ ENGINES: dict[str, Engine] = {
     "bookkeeping": bookkeeping.run,
     "vmap": vmap.run,
     "loop": loop.run,
+    "program": mapped.run,
 }
 # By model, then by loss and shapes: where vmap was found to fail.
 _looped: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()

@@ -1,0 +1,1 @@
+"""The program of one example, traced and mapped over a lot."""

@@ -1,0 +1,271 @@
+"""The clipped sum of a lot: the traced program of one example, mapped over the examples.
+
+All examples run at once under `torch.func.vmap`. At a site the map is left for a moment, and a
+layer rule of `gradients` computes the operator on the stacked examples. In the backward it collects
+factored per-example gradients on the `Tape`, from which come norms, factors and the clipped sum.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from tacit.training.clip import (
+    ROUNDING,
+    Clip,
+    ClippedSum,
+    accumulator,
+    factors_of,
+    group_of,
+    zeros_for,
+)
+from tacit.training.engines.examples import Examples, total_squares
+from tacit.training.gradients import generic
+from tacit.training.gradients.factored import (
+    Dense,
+    FactoredGradient,
+    TableRows,
+    apart,
+    combine,
+    joined,
+)
+from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.gradients.site import Declined, Layout, Site
+from tacit.training.noisy_loss import with_loss
+from tacit.training.program.one_example import OneExample
+from tacit.training.program.programs import Programs
+from tacit.training.program.rules import RULES
+from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
+from tacit.training.tree import require_gradient, with_rows
+
+
+def run(examples: Examples, clip: Clip, *, programs: Programs | None = None) -> ClippedSum:
+    """Return the clipped sum of the examples whose mask is True.
+
+    Without `programs`, the program is traced for the shape of the examples where it is new.
+    """
+    tensors, _ = with_rows(examples.batch)
+    rows = [t.unflatten(0, (-1, examples.views)) for t in tensors]
+    if programs is None:
+        programs = Programs.of(examples.model, examples.loss_fn, examples.views)
+        programs.prepare(examples.batch)
+    program = programs.program_of(examples.batch)
+    tape = Tape(program, examples, clip)
+    held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
+    values = [held[name] for name in program.names]
+    tape.begin(dict(zip(program.names, values, strict=True)))
+
+    def one(*rows: Tensor) -> Tensor:
+        return program.run(tape, *values, *rows)
+
+    try:
+        with torch.enable_grad(), generic.without_fallback_warnings():
+            losses = vmap(one, randomness="different")(*rows)
+        require_gradient(losses)
+        with torch.autocast(losses.device.type, enabled=False):
+            tape.backward(losses)
+            with torch.no_grad():
+                total = tape.clipped_sum(examples.mask, losses)
+    finally:
+        tape.empty()
+    return with_loss(total, examples.noisy_loss, losses, examples.mask)
+
+
+class Tape:
+    """What a mapped program calls at sites, and the per-example gradients that it collects."""
+
+    def __init__(self, program: OneExample, examples: Examples, clip: Clip) -> None:
+        self.program = program
+        self.examples = len(examples)
+        self.parameters = examples.parameters
+        self.clip, self.bounded, self.is_sparse = clip, examples.bounded, examples.sparse
+        self.groups = group_of(clip, list(self.parameters))
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.labels: dict[int, str] = {}
+        self.shared: dict[str, Tensor] = {}
+        self.waiting: dict[str, list[FactoredGradient]] = {}
+        self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
+        self.measured: list[tuple[list[str], FactoredGradient]] = []
+        self.small: dict[int, list[tuple[str, Dense]]] = {}
+        self.rounding = 0.0
+
+    def begin(self, values: dict[str, Tensor]) -> None:
+        """Take the values of parameters, which are shared by all examples."""
+        for name, value in values.items():
+            if name in self.parameters:
+                self.label(name, value)
+
+    def label(self, name: str, value: Tensor) -> Tensor:
+        """Note that `value` is the shared value called `name`."""
+        self.labels[id(value)] = name
+        self.shared[name] = value
+        return value
+
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        """Return whether `tensor` is a shared value."""
+        return id(tensor) in self.labels
+
+    # Calls of the graph ----------------------------------------------------------------------------
+
+    def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operator that takes shared values and examples."""
+        if not torch.is_grad_enabled():
+            return target(*args, **kwargs)
+        rule = RULES.get(target)
+        if rule is not None:
+            place = rule.place
+            if place < 0:  # either of the first two
+                place = 0 if not self.is_shared(args[0]) else 1
+            x = args[place]
+            if isinstance(x, Tensor) and is_mapped(x):
+                try:
+                    return self._by_rule(rule, place, args, kwargs)
+                except Declined:
+                    pass
+        return self._on_copies(target, args, kwargs)
+
+    def _by_rule(self, rule: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(i != place and isinstance(a, Tensor) and is_mapped(a) for i, a in enumerate(args)):
+            raise Declined
+        is_joined = rule.joined(*args)
+        stacked = without_map(args[place], self.examples)
+        inner = stacked.shape[1] if is_joined else 1
+        with outside_of_map():
+            if is_joined:
+                stacked = stacked.flatten(0, 1)
+            layout = Layout(0, inner)
+            site = Site(
+                self.examples, (stacked,), (layout,), layout, self.is_shared, self.add, self.anchor
+            )
+            found = rule.run(site, *args[:place], stacked, *args[place + 1 :], **kwargs)
+            site.forget_tensors()
+            if is_joined:
+                found = found.unflatten(0, (self.examples, inner))
+        return with_map(found)
+
+    def _on_copies(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def own(value: Any) -> Any:
+            return (
+                self.copy(value) if isinstance(value, Tensor) and self.is_shared(value) else value
+            )
+
+        args, kwargs = _map(own, args), _map(own, kwargs)
+        return target(*args, **kwargs)
+
+    def copy(self, shared: Tensor) -> Tensor:
+        """Return the copy that one example has of a shared value."""
+        with outside_of_map():
+            layout = Layout(0)
+            site = Site(self.examples, (), (), layout, self.is_shared, self.add, self.anchor)
+            copies = generic.spread_to(site, shared, (self.examples, *shared.shape))
+        return with_map(copies)
+
+    def spread(self, value: Tensor) -> Tensor:
+        """Return a copy of a tensor that one example may write into."""
+        if self.is_shared(value):
+            return self.copy(value).clone()
+        if is_mapped(value):
+            return value.clone()
+        with outside_of_map():
+            copies = value.expand(self.examples, *value.shape).clone()
+        return with_map(copies)
+
+    def draw(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draw random numbers, other ones for each example."""
+        return target(*args, **kwargs)
+
+    def stack(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operator on all examples by its own kernel."""
+        return target(*args, **kwargs)
+
+    # Backward --------------------------------------------------------------------------------------
+
+    def backward(self, losses: Tensor) -> None:
+        """Run the backward pass, in which sites collect the per-example gradients."""
+        targets = (self.anchor, *self.parameters.values())
+        with torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(losses, targets, torch.ones_like(losses), allow_unused=True)
+        assert all(g is None for g in found[1:]), "a parameter was used outside of the sites"
+
+    def add(self, tensor: Tensor, gradient: FactoredGradient) -> None:
+        """Add the per-example gradients from one site that takes the shared `tensor`."""
+        name = self.labels[id(tensor)]
+        if name in self.parameters and name not in self.program.joint:
+            self._settle(name, gradient)
+        else:
+            self.waiting.setdefault(name, []).append(gradient)
+
+    def empty(self) -> None:
+        """Forget all tensors."""
+        for held in (self.waiting, self.norms, self.measured, self.small, self.shared, self.labels):
+            held.clear()
+
+    def clipped_sum(self, mask: Tensor, losses: Tensor) -> ClippedSum:
+        """Return the sum of the clipped gradients of the examples where `mask` is True."""
+        self._settle_waiting()
+        squared = total_squares(self.norms, mask)
+        squared = squared + 0.0 * losses.detach().to(squared.dtype)
+        finite = None
+        if not math.isfinite(float(squared.sum())):
+            finite = torch.isfinite(squared).all(0)
+        factors, within = factors_of(
+            self.clip, squared, mask, rounding=self.rounding, finite=finite
+        )
+        sums: dict[str, Tensor] = {}
+        while self.measured:
+            names, gradient = self.measured.pop()
+            of_group = factors[self.groups[names[0]]]
+            value = None
+            if self.is_sparse and isinstance(gradient, TableRows):
+                value = gradient.sum_of_rows(of_group, finite, bounded=self.bounded)
+            if value is None:
+                value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
+            shapes = [self.parameters[name].shape for name in names]
+            for name, part in zip(names, apart(value, shapes), strict=True):
+                sums[name] = part.to(self._dtype_of_sum(name))
+        for name, p in self.parameters.items():
+            if name not in sums:
+                sums[name] = zeros_for(p, self._dtype_of_sum(name))
+        return ClippedSum({name: sums[name] for name in self.parameters}, within)
+
+    def _dtype_of_sum(self, name: str) -> torch.dtype:
+        return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)
+
+    def _settle(self, name: str, gradient: FactoredGradient) -> None:
+        if isinstance(gradient, Dense) and gradient.is_better_joined():
+            self.small.setdefault(self.groups[name], []).append((name, gradient))
+        else:
+            self._measure([name], gradient)
+
+    def _measure(self, names: list[str], gradient: FactoredGradient) -> None:
+        squared, kept = gradient.settle(bounded=self.bounded)
+        dtype = accumulator(kept.dtype) if self.bounded else multiplied_in(kept.dtype)
+        self.rounding = max(self.rounding, ROUNDING[dtype])
+        self.norms[self.groups[names[0]]].append(squared)
+        self.measured.append((names, kept))
+
+    def _settle_waiting(self) -> None:
+        for name in reversed(self.program.derived):
+            if gradients := self.waiting.pop(name, None):
+                self._pull_back(self.shared[name], combine(gradients))
+        for name in self.parameters:
+            if gradients := self.waiting.pop(name, None):
+                self._settle(name, combine(gradients))
+        for members in self.small.values():
+            names, gradients = zip(*members, strict=True)
+            self._measure(list(names), joined(gradients))
+
+    def _pull_back(self, value: Tensor, gradient: FactoredGradient) -> None:
+        for tensor, found in generic.pull_back_by_autograd(None, value, gradient, self.parameters):
+            name = next(n for n, p in self.parameters.items() if p is tensor)
+            self.waiting.setdefault(name, []).append(found)
+
+
+def _map(change: Any, value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_map(change, v) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(change, v) for k, v in value.items()}
+    return change(value)

@@ -1,0 +1,399 @@
+"""The program of one example: traced once on tensors without values, and sorted for clipping.
+
+`loss_fn(model, batch)` is followed on a batch of one example of which only shapes and types are
+given. The result is a graph of torch operators: a function of the parameters, one example and
+random numbers. A lot is this graph mapped over its examples, so there is no axis on which examples
+could meet, and no Python of the user runs on private data.
+
+Each value of the graph is of one kind:
+
+- *shared*: computed from trainable parameters alone (and constants);
+- *example*: computed from the example, or drawn at random;
+- *constant*: neither.
+
+A *site* is an operator that takes a shared and an example value. Clipping needs the per-example
+gradients there and nowhere else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from tacit.errors import IncompatibleModel
+from tacit.training.program import torch_internals
+from tacit.training.tree import Batch, LossFn, check_losses, with_rows
+
+aten = torch.ops.aten
+Kind = Literal["shared", "example", "constant"]
+
+_HELD = (
+    "the program uses a tensor that was computed from parameters before it ran, whose gradient "
+    "would be lost: compute it inside loss_fn or the model."
+)
+
+
+class Untraceable(IncompatibleModel):
+    """Raised with the reason why the program of one example cannot be traced."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class OneExample:
+    """The traced program of one example.
+
+    Attributes
+    ----------
+    run
+        `run(tape, *values, *rows)`, where `values` are those of `names`, returns the loss.
+    names
+        Parameters and buffers of the model that the program reads.
+    derived
+        Shared values that are computed from parameters, in the order of the graph.
+    joint
+        Parameters whose gradients have several parts: several sites, or derived values.
+    constants
+        Other tensors that it reads, and the version of each when it was traced.
+    """
+
+    run: Callable[..., Tensor]
+    names: tuple[str, ...]
+    derived: tuple[str, ...]
+    joint: frozenset[str]
+    constants: tuple[tuple[Tensor, int], ...]
+    graph: fx.GraphModule = field(repr=False)
+
+
+def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> OneExample:
+    """Trace `loss_fn(model, batch)` for a batch like `batch`, one example of `views` rows.
+
+    Only the shapes and types of its tensors are used.
+    """
+    torch_internals.require()
+    tensors, rebuild = with_rows(batch)
+
+    def program(*rows: Tensor) -> Tensor:
+        losses = loss_fn(model, rebuild(rows))
+        check_losses(losses, views)
+        return losses.mean()
+
+    module = torch_internals.traced(program, tensors)
+    return _Sorted(module, model).result()
+
+
+class _Sorted:
+    """Sorts the nodes of a traced graph and prepares it to be mapped."""
+
+    def __init__(self, module: fx.GraphModule, model: nn.Module) -> None:
+        self.module, self.graph = module, module.graph
+        self.model = model
+        self.rows = [n for n in self.graph.nodes if n.op == "placeholder"]
+        self.names: dict[str, fx.Node] = {}
+        self.constants: list[tuple[Tensor, int]] = []
+        self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+        with self.graph.inserting_before(self.rows[0]):
+            self.tape = self.graph.placeholder("tape")
+        self._name_tensors()
+        self._simplify()
+        self.roots: dict[fx.Node, fx.Node] = {}
+        self.kinds: dict[fx.Node, Kind] = {}
+        self._separate_writes()
+
+    def result(self) -> OneExample:
+        uses: Counter[str] = Counter()
+        derived: dict[str, fx.Node] = {}
+        labels = {node: name for name, node in self.names.items()}
+        for node in list(self.graph.nodes):
+            if node.op != "call_function" or self.kinds[node] != "example":
+                continue
+            for arg in _occurrences(node):
+                if self.kinds[arg] == "shared":
+                    uses[labels.setdefault(arg, arg.name)] += 1
+                    if arg not in self.names.values():
+                        derived[arg.name] = arg
+            self._replace(node)
+        feeding = {
+            name for name, node in self.names.items() if _reaches(node, set(derived.values()))
+        }
+        joint = feeding | {name for name, count in uses.items() if count > 1}
+        for name, node in derived.items():
+            with self.graph.inserting_after(node):
+                label = self.graph.call_function(_label, (self.tape, name, node))
+            node.replace_all_uses_with(label, lambda user, own=label: user is not own)
+        self.graph.eliminate_dead_code(_must_stay)
+        self.graph.lint()
+        self.module.recompile()
+        return OneExample(
+            self.module.forward,
+            tuple(self.names),
+            tuple(derived),
+            frozenset(joint),
+            tuple(self.constants),
+            self.module,
+        )
+
+    # Tensors from outside --------------------------------------------------------------------------
+
+    def _name_tensors(self) -> None:
+        """Make parameters and buffers inputs of the graph; keep other tensors as constants."""
+        held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        by_id = {id(tensor): name for name, tensor in held.items()}
+        by_memory = {_memory(tensor): name for name, tensor in held.items()}
+        for node in list(self.graph.nodes):
+            if node.op != "get_attr":
+                continue
+            tensor = getattr(self.module, node.target)
+            if not isinstance(tensor, Tensor):
+                raise Untraceable("the program holds a part that is no tensor, such as a branch")
+            name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
+            if name is None:
+                if tensor.requires_grad:
+                    raise Untraceable(_HELD)
+                self.constants.append((tensor, tensor._version))
+                continue
+            whole = self._input(name)
+            if _is_same_part(tensor, held[name]):
+                node.replace_all_uses_with(whole)
+            else:
+                with self.graph.inserting_before(node):
+                    part = self.graph.call_function(
+                        aten.as_strided.default,
+                        (whole, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()),
+                    )
+                node.replace_all_uses_with(part)
+            self.graph.erase_node(node)
+
+    def _input(self, name: str) -> fx.Node:
+        if name not in self.names:
+            with self.graph.inserting_before(self.rows[0]):
+                self.names[name] = self.graph.placeholder(f"value_{len(self.names)}")
+        return self.names[name]
+
+    # Random numbers and writes ---------------------------------------------------------------------
+
+    def _simplify(self) -> None:
+        """Turn dropout into products with a mask, so that all that is drawn is a node of its own."""
+        for node in list(self.graph.nodes):
+            if node.op != "call_function":
+                continue
+            change = _SIMPLER.get(node.target)
+            if change is not None:
+                with self.graph.inserting_before(node):
+                    new = change(self.graph, *node.args, **node.kwargs)
+                if new is not None:
+                    node.replace_all_uses_with(new)
+                    self.graph.erase_node(node)
+
+    def _separate_writes(self) -> None:
+        """Sort the nodes; a tensor into which an example is written becomes one for each example.
+
+        Whether a value holds examples may depend on a later write, so this is repeated until
+        nothing changes.
+        """
+        while True:
+            self._sort()
+            changed = [self._own_copy(n) for n in list(self.graph.nodes) if n.op == "call_function"]
+            if not any(changed):
+                return
+
+    def _own_copy(self, node: fx.Node) -> bool:
+        for target in _written(node):
+            root = self.roots[target]
+            if root.op == "get_attr" or root in self.names.values():
+                name = next((n for n, v in self.names.items() if v is root), "a tensor")
+                raise Untraceable(f"the program writes into {name}, which all examples share")
+            is_row = root.op == "placeholder"
+            values = [self.kinds[n] for n in node.all_input_nodes]
+            is_own = root.target is _spread
+            if is_own or not (
+                is_row or (self.kinds[root] != "example" and set(values) - {"constant"})
+            ):
+                continue
+            with self.graph.inserting_after(root):
+                copy = self.graph.call_function(_spread, (self.tape, root))
+            root.replace_all_uses_with(copy, lambda user, own=copy: user is not own)
+            return True
+        return False
+
+    def _sort(self) -> None:
+        self.kinds.clear()
+        trainable = {node for name, node in self.names.items() if name in self.trainable}
+        for node in self.graph.nodes:
+            of = {self.kinds[n] for n in node.all_input_nodes}
+            if node in self.rows or node.target is _spread or _is_random(node):
+                kind: Kind = "example"
+            elif node in trainable:
+                kind = "shared"
+            else:
+                kind = next((k for k in ("example", "shared") if k in of), "constant")
+            self.kinds[node] = kind
+            self.roots[node] = self._root(node)
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        """Return the node whose memory `node` may share: itself if it is new."""
+        source = _aliased(node)
+        return node if source is None else self.roots[source]
+
+    # Sites -----------------------------------------------------------------------------------------
+
+    def _replace(self, node: fx.Node) -> None:
+        """Make a node that needs more than the map a call of the tape."""
+        is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
+        if node.target is _spread or node.target is _label:
+            return
+        if is_site:
+            call = _meet
+        elif _is_random(node):
+            call = _draw
+        elif node.target in STACKED:
+            call = _stack
+        else:
+            return
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(
+                call, (self.tape, node.target, *node.args), dict(node.kwargs)
+            )
+        new.meta = dict(node.meta)
+        self.kinds[new] = "example"
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+
+def _reaches(node: fx.Node, wanted: set[fx.Node]) -> bool:
+    """Return whether one of the `wanted` nodes is computed from `node`."""
+    pending, seen = [node], set[fx.Node]()
+    while pending:
+        for user in pending.pop().users:
+            if user in wanted:
+                return True
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes among the arguments, each as often as it occurs."""
+    found: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)
+    yield from found
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operator writes into."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            found += [
+                v for v in (value if isinstance(value, Sequence) else [value]) if v is not None
+            ]
+    return found
+
+
+def _aliased(node: fx.Node) -> fx.Node | None:
+    """Return the argument whose memory the result may share, as a view or after a write."""
+    if node.op != "call_function":
+        return None
+    if node.target is getattr or getattr(node.target, "__name__", "") == "getitem":
+        return node.args[0]
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not any(r.alias_info is not None for r in schema.returns):
+        return None
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and place < len(node.args):
+            value = node.args[place]
+            return value[0] if isinstance(value, Sequence) else value
+    return None
+
+
+def _is_random(node: fx.Node) -> bool:
+    if node.target is mask_of_dropout:
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _must_stay(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    if (
+        node.target in torch_internals.MODES
+        or (node.target in (_spread, _meet)
+        and _written_by(node))
+    ):
+        return True
+    return bool(_written(node))
+
+
+def _written_by(node: fx.Node) -> bool:
+    schema = getattr(node.args[1], "_schema", None) if node.target is _meet else None
+    return schema is not None and schema.is_mutable
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.device]:
+    try:
+        return tensor.untyped_storage().data_ptr() or -id(tensor), tensor.device
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return -id(tensor), tensor.device
+
+
+def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
+    parts = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (tensor, whole)]
+    return tensor is whole or parts[0] == parts[1]
+
+
+# What the graph calls -----------------------------------------------------------------------------
+
+
+def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.meet(target, args, kwargs)
+
+
+def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.draw(target, args, kwargs)
+
+
+def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.stack(target, args, kwargs)
+
+
+def _spread(tape: Any, value: Tensor) -> Tensor:
+    return tape.spread(value)
+
+
+def _label(tape: Any, name: str, value: Tensor) -> Tensor:
+    return tape.label(name, value)
+
+
+def mask_of_dropout(like: Tensor, p: float) -> Tensor:
+    """Return a mask that dropout multiplies its input with: 0, or else 1 / (1 - p)."""
+    return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p) if p < 1 else torch.zeros_like(like)
+
+
+def _simpler_dropout(graph: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node:
+    if not train or p == 0:
+        return x
+    mask = graph.call_function(mask_of_dropout, (x, p))
+    return graph.call_function(aten.mul.Tensor, (x, mask))
+
+
+def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
+    return graph.call_function(aten.copy_.default, (target, value))
+
+
+_SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
+    aten.dropout.default: _simpler_dropout,
+    aten.fill_.Tensor: _simpler_fill,
+}
+
+STACKED: dict[Any, Any] = {}
