@@ -21,7 +21,7 @@ from tacit.training.clip import (
     group_of,
     zeros_for,
 )
-from tacit.training.engines.examples import Examples, total_squares
+from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
     Dense,
@@ -46,6 +46,7 @@ def run(examples: Examples, clip: Clip, *, programs: Programs | None = None) -> 
 
     Without `programs`, the program is traced for the shape of the examples where it is new.
     """
+    keep_freed_memory()
     tensors, _ = with_rows(examples.batch)
     rows = [t.unflatten(0, (-1, examples.views)) for t in tensors]
     if programs is None:
