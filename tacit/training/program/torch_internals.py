@@ -5,6 +5,7 @@ Checked with torch 2.13; `require` says at once whether this version of torch ha
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -78,3 +79,20 @@ def with_map(stacked: Tensor) -> Tensor:
 def level() -> int:
     """Return the level of the innermost `torch.func.vmap`."""
     return retrieve_current_functorch_interpreter().level()
+
+
+@cache
+def mappable(target: Any) -> Any:
+    """Return an operator, or the function that composes it of others if vmap has no rule for it.
+
+    Without a rule vmap would call the operator's kernel for one example after the other.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    rules = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or any(has_kernel(target.name(), rule) for rule in rules)
+        or not has_kernel(target.name(), "CompositeImplicitAutograd")
+    ):
+        return target
+    return target.decompose
