@@ -40,6 +40,7 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.program.rules import RULES
+from tacit.training.program import torch_internals
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
 
@@ -73,7 +74,8 @@ def run(
         return program.run(tape, *values, *rows)
 
     try:
-        with torch.enable_grad(), generic.without_fallback_warnings():
+        modes = torch_internals.modes_put_back(examples.mask.device.type)
+        with modes, torch.enable_grad(), generic.without_fallback_warnings():
             losses = vmap(one, randomness="different")(*rows)
         require_gradient(losses)
         with torch.autocast(losses.device.type, enabled=False):
