@@ -161,7 +161,9 @@ class Outer:
         if bounded:
             return contract(self.left, self.right, factors, keep)
         left, right = self._scaled(factors, keep)
-        return product(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+        if is_by_time(left) and is_by_time(right):  # then this order of the rows takes no copy
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+        return product(left.flatten(0, 1).t(), right.flatten(0, 1))
 
     def _scaled(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return left and right, the narrower one times the factors."""
@@ -347,7 +349,10 @@ class Together:
         """
         ones = self.left.new_ones(()).expand(*self.left.shape[:2], 1)
         columns = [ones if right is None else right for right in self.rights]
-        return Outer(self.left, torch.cat(columns, 2))
+        if not is_by_time(self.left):
+            return Outer(self.left, torch.cat(columns, 2))
+        by_time = torch.cat([column.transpose(0, 1) for column in columns], 2)
+        return Outer(self.left, by_time.transpose(0, 1))
 
     def apart(self) -> list[FactoredGradient]:
         """Return the gradients of each parameter."""
@@ -462,7 +467,8 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     """
     if len(shapes) > 1 and total.dim() == 2:
         columns = total.split([shape[1:].numel() for shape in shapes], dim=1)
-        yield from (part.reshape(shape) for part, shape in zip(columns, shapes, strict=True))
+        for part, shape in zip(columns, shapes, strict=True):
+            yield part.contiguous().view(shape)
         return
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])
@@ -471,6 +477,11 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     for shape in shapes:
         yield total[start : start + shape.numel()].view(shape)
         start += shape.numel() + -shape.numel() % ALIGNED
+
+
+def is_by_time(rows: Tensor) -> bool:
+    """Return whether the positions (second axis) are outside of the examples in memory."""
+    return rows.stride(1) > rows.stride(0)
 
 
 def held_bytes(held: Any) -> int:  # Any: a gradient, or what one holds

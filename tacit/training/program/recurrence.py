@@ -311,21 +311,18 @@ class _AllSteps(Operation):
         self, dout: Tensor, z: Tensor, before: Tensor, of_h: Tensor, w_hh: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         r, u, n = z.chunk(3, 2)
-        slopes = torch.empty_like(z)
-        of_r, of_u, of_n = slopes.chunk(3, 2)
+        dz, dzh = torch.empty_like(z), torch.empty_like(z)
+        of_r, of_u, of_n = dz.chunk(3, 2)
         _tanh_backward(1 - u, n, grad_input=of_n)
         _sigmoid_backward(of_n * of_h, r, grad_input=of_r)
         _sigmoid_backward(before - n, u, grad_input=of_u)
-        dz, dzh = torch.empty_like(z), torch.empty_like(z)
-        width = r.shape[2]
-        parts = [t.unflatten(2, (3, -1)) for t in (slopes, dz)]
         dh = torch.zeros_like(dout[0])
-        buffers = *parts, dz, dzh, r, u, dout
-        for slope, dz_, flat, dzh_, r_, u_, do in self._in_time(*buffers, back=True):
+        buffers = dz, dz.unflatten(2, (3, -1)), dzh, dzh[:, :, 2 * r.shape[2] :], r, u, dout
+        for dz_, slopes, dzh_, of_hn, r_, u_, do in self._in_time(*buffers, back=True):
             dh = dh + do
-            torch.mul(slope, dh.unsqueeze(1), out=dz_)
-            dzh_.copy_(flat)
-            dzh_[:, 2 * width :].mul_(r_)
+            slopes.mul_(dh.unsqueeze(1))
+            dzh_.copy_(dz_)
+            of_hn.mul_(r_)
             dh = linear(dzh_, w_hh.t()).addcmul_(dh, u_)
         return dz, dzh, dh
 

@@ -121,8 +121,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Both libraries add in float32, in different orders. Bounds on rounding errors hold for any
     order (`gradients.ghost_norm`), so they cover both.
     """
-    is_large = x.dtype == torch.float32 and x.numel() * weight.shape[0] >= FEW
-    if is_large and x.device.type == "cpu" and _onednn_is_faster():
+    is_known = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu"
+    if is_known and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
         return _ONEDNN(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
