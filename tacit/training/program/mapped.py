@@ -24,7 +24,7 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.engines.bookkeeping import NonFinite
-from tacit.training.engines.examples import Examples, total_squares
+from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
     Dense,
@@ -62,6 +62,7 @@ def run(
     `nonfinite` other than "look", no tensor's value is read on the host, so that the whole function
     can be compiled; `seeded` is then applied to the losses, where its backward begins.
     """
+    keep_freed_memory()
     tensors, _ = with_rows(examples.batch)
     rows = [t.unflatten(0, (-1, examples.views)) for t in tensors]
     if programs is None:
