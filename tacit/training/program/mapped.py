@@ -51,6 +51,7 @@ def run(examples: Examples, clip: Clip, *, programs: Programs | None = None) -> 
     if programs is None:
         programs = Programs.of(examples.model, examples.loss_fn, examples.views)
         programs.prepare(examples.batch)
+        programs.begin_lot()
     program = programs.program_of(examples.batch)
     tape = Tape(program, examples, clip)
     held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())

@@ -154,7 +154,7 @@ class _Sorted:
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
             name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
             if name is None:
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
