@@ -299,7 +299,7 @@ class PythonState:
 
     def _module(self, label: str, value: nn.Module) -> None:
         held = vars(value)
-        self._box(label, held, functools.partial(_refill, held))
+        self._box(f"{label}.", held, functools.partial(_refill, held))
         for name, content in held.items():
             if name in ("_parameters", "_buffers", "_modules"):
                 self._visit(f"{label}.", content)

@@ -75,6 +75,26 @@ def untraced() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def modes_put_back(kind: str) -> Iterator[None]:
+    """Return a context after which autocast and gradients are as before, also after an error.
+
+    A graph has nodes that switch them on and off, and an error may come in between. `kind` is that
+    of the device.
+    """
+    before = (
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.is_grad_enabled(),
+    )
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, before[0])
+        torch.set_autocast_dtype(kind, before[1])
+        torch.set_grad_enabled(before[2])
+
+
 def without_map(tensor: Tensor, examples: int) -> Tensor:
     """Return all examples of a tensor inside of `torch.func.vmap`, stacked on the first axis."""
     level = _functorch.maybe_get_level(tensor)
