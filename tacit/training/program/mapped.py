@@ -68,6 +68,7 @@ def run(
     if programs is None:
         programs = Programs.of(examples.model, examples.loss_fn, examples.views)
         programs.prepare(examples.batch)
+        programs.begin_lot()
     program = programs.program_of(examples.batch)
     tape = Tape(program, examples, clip)
     held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())

@@ -163,7 +163,7 @@ class _Sorted:
                     raise Untraceable(
                         "the program takes gradients itself, such as a penalty on them"
                     )
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
