@@ -143,3 +143,10 @@ SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
     aten.rrelu_.default: _rrelu(in_place=True),
     aten.scaled_dot_product_attention.default: _attention,
 }
+
+# The functions that replacements call, and their names in the code of a graph.
+NAMED: dict[Any, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (mask_of_dropout, _channels, _alpha, _with_kept, _leaky, _attention_weights, _attended)
+}
+FUNCTIONS = {function: name for name, function in NAMED.items()}

@@ -25,8 +25,9 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
-from tacit.training.program import torch_internals
-from tacit.training.program.dropout import SIMPLER, mask_of_dropout
+from tacit.training.engines.examples import as_written
+from tacit.training.program import recurrence, torch_internals
+from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
 from tacit.training.program.stacked import STACKED
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
@@ -83,11 +84,13 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
     tensors, rebuild = with_rows(batch)
 
     def program(*rows: Tensor) -> Tensor:
-        losses = loss_fn(model, rebuild(rows))
+        with as_written():
+            losses = loss_fn(model, rebuild(rows))
         check_losses(losses, views)
         return losses.mean()
 
-    module = torch_internals.traced(program, tensors)
+    with recurrence.LayerByLayer():
+        module = torch_internals.traced(program, tensors)
     return _Sorted(module, model).result()
 
 
@@ -114,6 +117,8 @@ class _Sorted:
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
+            if self.kinds[node] != "example" and node.target is recurrence.LAYER:
+                node.target = recurrence.layer_by_torch
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
@@ -157,7 +162,11 @@ class _Sorted:
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
             name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
             if name is None:
-                if tensor.requires_grad:
+                if torch_internals.is_fake(tensor):
+                    raise Untraceable(
+                        "the program takes gradients itself, such as a penalty on them"
+                    )
+                if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
@@ -250,7 +259,7 @@ class _Sorted:
         is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
         if node.target is _spread or node.target is _label:
             return
-        if is_site:
+        if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
             call = _meet
         elif _is_random(node):
             call = _draw
@@ -258,10 +267,11 @@ class _Sorted:
             call = _stack
         else:
             return
+        # The code of a graph can name operators of torch only; functions go by their name.
+        target = FUNCTIONS.get(node.target, node.target)
+        args = (self.tape, target, *node.args)
         with self.graph.inserting_before(node):
-            new = self.graph.call_function(
-                call, (self.tape, node.target, *node.args), dict(node.kwargs)
-            )
+            new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
         self.kinds[new] = "example"
         node.replace_all_uses_with(new)
@@ -330,10 +340,8 @@ def _is_random(node: fx.Node) -> bool:
 def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if (
-        node.target in torch_internals.MODES
-        or (node.target in (_spread, _meet)
-        and _written_by(node))
+    if node.target in torch_internals.MODES or (
+        node.target in (_spread, _meet) and _written_by(node)
     ):
         return True
     return bool(_written(node))
@@ -360,15 +368,15 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, args, kwargs)
+    return tape.meet(NAMED.get(target, target), args, kwargs)
 
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(target, args, kwargs)
+    return tape.draw(NAMED.get(target, target), args, kwargs)
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(target, args, kwargs)
+    return tape.stack(NAMED.get(target, target), args, kwargs)
 
 
 def _spread(tape: Any, value: Tensor) -> Tensor:
