@@ -77,8 +77,30 @@ def _attention(
     return found.unflatten(0, batch)
 
 
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cfg):
+        y, i = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *cfg)
+        ctx.save_for_backward(x, i.contiguous())
+        ctx.cfg = cfg
+        return y.contiguous()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, i = ctx.saved_tensors
+        return aten.max_pool2d_with_indices_backward(g.contiguous(), x, *ctx.cfg, i), None
+
+
+def _pool(target, x, k, s=(), p=0, d=1, c=False):
+    import os
+    if os.environ.get("CONVB") and x.is_contiguous() and x.shape[2] > 3:
+        return _Pool.apply(x.flatten(0, 1), (k, s or k, p, d, c)).unflatten(0, x.shape[:2])
+    return _batch(target, x, k, s, p, d, c)
+
+
 STACKED: dict[Any, Callable[..., Tensor]] = {
     aten.scaled_dot_product_attention.default: _attention,
+    aten.max_pool2d.default: _pool,
     aten.group_norm.default: _batch,
     aten.instance_norm.default: _batch,
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _convolution),
