@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tacit.training.program.one_example import OneExample, Untraceable, traced
+from tacit.training.program.one_by_one import OTHER_SHAPE
 from tacit.training.tree import Batch, LossFn, map_rows, with_rows
 
 # By model, then by loss and views: what `clipped_sum` has traced.
@@ -35,12 +36,15 @@ class Programs:
             one = map_rows(lambda t: torch.zeros_like(t[: self.views]), batch)
             self._programs[key] = traced(self.model, self.loss_fn, one, self.views)
 
+    def begin_lot(self) -> None:
+        """Prepare for the examples of the next lot."""
+
     def program_of(self, batch: Batch) -> OneExample:
         """Return the program of examples with the shapes in `batch`."""
         try:
             return self._programs[self._key(batch)]
         except KeyError:
-            raise Untraceable("an example has a shape that was not traced before the run") from None
+            raise Untraceable(OTHER_SHAPE) from None
 
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
