@@ -17,6 +17,7 @@ clip factors are multiplied by s.
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,8 @@ from tacit.training.gpu.graph_replay import (
 from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.gradients.site import Stale, Unsupported
+from tacit.training.program import mapped
+from tacit.training.program.programs import Programs
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
@@ -82,8 +85,10 @@ class CompiledSum:
         *,
         augmentations: int = 1,
         bounded: bool = False,
+        is_program: bool = False,
     ) -> None:
         self.model = model
+        self.is_program = is_program
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
@@ -289,7 +294,8 @@ class CompiledSum:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
         examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
-        trace = confirmed_trace(examples, self.clip).trusted()
+        compute = self._by_program if self.is_program else self._by_bookkeeping
+        run = compute(examples)
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
@@ -302,16 +308,15 @@ class CompiledSum:
         def joint(seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
             total: list[Tensor] = []
 
-            def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-                with reads:
-                    losses = self.loss_fn(model, batch)
+            def seeded(losses: Tensor) -> Tensor:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
             clip = _Rescaled(self.clip, factor, self._flag, chosen)
             given = rebuild(given)
-            examples = Examples(self.model, loss_fn, given, mask, self.views, self.bounded)
-            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=choose)
+            examples = Examples(self.model, self.loss_fn, given, mask, self.views, self.bounded)
+            with reads:
+                found = run(examples, clip, seeded=seeded, nonfinite=choose)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         reads = ReadValues()
@@ -321,6 +326,28 @@ class CompiledSum:
         self._values.watch(traced.constants)
         self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
+
+
+    def _by_program(self, examples: Examples) -> Callable[..., ClippedSum]:
+        """Return the sum by the traced program of one example."""
+        programs = Programs.of(self.model, self.loss_fn, self.views)
+        programs.prepare(examples.batch)
+        return partial(mapped.run, programs=programs)
+
+    def _by_bookkeeping(self, examples: Examples) -> Callable[..., ClippedSum]:
+        """Return the sum by the book-keeping engine."""
+        trace = confirmed_trace(examples, self.clip).trusted()
+
+        def run(
+            examples: Examples, clip: Clip, *, seeded: Callable[[Tensor], Tensor], **options: Any
+        ) -> ClippedSum:
+            def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+                return seeded(self.loss_fn(model, batch))
+
+            examples = replace(examples, loss_fn=loss_fn)
+            return bookkeeping.run(examples, clip, trace=trace, **options)
+
+        return run
 
 
 @contextmanager

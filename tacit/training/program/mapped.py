@@ -6,6 +6,7 @@ factored per-example gradients on the `Tape`, from which come norms, factors and
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tacit.training.clip import (
     group_of,
     zeros_for,
 )
+from tacit.training.engines.bookkeeping import NonFinite
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
@@ -29,6 +31,7 @@ from tacit.training.gradients.factored import (
     TableRows,
     apart,
     combine,
+    held_bytes,
     joined,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in
@@ -37,14 +40,24 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.program.rules import RULES
+from tacit.training.program import torch_internals
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
 
 
-def run(examples: Examples, clip: Clip, *, programs: Programs | None = None) -> ClippedSum:
+def run(
+    examples: Examples,
+    clip: Clip,
+    *,
+    programs: Programs | None = None,
+    seeded: Callable[[Tensor], Tensor] | None = None,
+    nonfinite: NonFinite | Callable[[int], NonFinite] = "look",
+) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True.
 
-    Without `programs`, the program is traced for the shape of the examples where it is new.
+    Without `programs`, the program is traced for the shape of the examples where it is new. With
+    `nonfinite` other than "look", no tensor's value is read on the host, so that the whole function
+    can be compiled; `seeded` is then applied to the losses, where its backward begins.
     """
     tensors, _ = with_rows(examples.batch)
     rows = [t.unflatten(0, (-1, examples.views)) for t in tensors]
@@ -61,13 +74,14 @@ def run(examples: Examples, clip: Clip, *, programs: Programs | None = None) -> 
         return program.run(tape, *values, *rows)
 
     try:
-        with torch.enable_grad(), generic.without_fallback_warnings():
+        modes = torch_internals.modes_put_back(examples.mask.device.type)
+        with modes, torch.enable_grad(), generic.without_fallback_warnings():
             losses = vmap(one, randomness="different")(*rows)
         require_gradient(losses)
         with torch.autocast(losses.device.type, enabled=False):
-            tape.backward(losses)
+            tape.backward(losses if seeded is None else seeded(losses))
             with torch.no_grad():
-                total = tape.clipped_sum(examples.mask, losses)
+                total = tape.clipped_sum(examples.mask, losses, nonfinite)
     finally:
         tape.empty()
     return with_loss(total, examples.noisy_loss, losses, examples.mask)
@@ -78,7 +92,7 @@ class Tape:
 
     def __init__(self, program: OneExample, examples: Examples, clip: Clip) -> None:
         self.program = program
-        self.examples = len(examples)
+        self.examples = examples.mask.shape[0]  # `len` would make it a number for the compiler
         self.parameters = examples.parameters
         self.clip, self.bounded, self.is_sparse = clip, examples.bounded, examples.sparse
         self.groups = group_of(clip, list(self.parameters))
@@ -202,13 +216,21 @@ class Tape:
         for held in (self.waiting, self.norms, self.measured, self.small, self.shared, self.labels):
             held.clear()
 
-    def clipped_sum(self, mask: Tensor, losses: Tensor) -> ClippedSum:
-        """Return the sum of the clipped gradients of the examples where `mask` is True."""
+    def clipped_sum(
+        self, mask: Tensor, losses: Tensor, nonfinite: NonFinite | Callable[[int], NonFinite]
+    ) -> ClippedSum:
+        """Return the sum of the clipped gradients of the examples where `mask` is True.
+
+        An example whose loss or norm is not finite adds zero.
+        """
         self._settle_waiting()
+        if callable(nonfinite):
+            nonfinite = nonfinite(sum(held_bytes(gradient) for _, gradient in self.measured))
         squared = total_squares(self.norms, mask)
         squared = squared + 0.0 * losses.detach().to(squared.dtype)
         finite = None
-        if not math.isfinite(float(squared.sum())):
+        has_nonfinite = nonfinite == "look" and not math.isfinite(float(squared.sum()))
+        if nonfinite == "mask" or has_nonfinite:
             finite = torch.isfinite(squared).all(0)
         factors, within = factors_of(
             self.clip, squared, mask, rounding=self.rounding, finite=finite

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
+from tacit.training.engines.examples import as_written
 from tacit.training.program import torch_internals
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
@@ -80,7 +81,8 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
     tensors, rebuild = with_rows(batch)
 
     def program(*rows: Tensor) -> Tensor:
-        losses = loss_fn(model, rebuild(rows))
+        with as_written():
+            losses = loss_fn(model, rebuild(rows))
         check_losses(losses, views)
         return losses.mean()
 
@@ -154,6 +156,10 @@ class _Sorted:
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
             name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
             if name is None:
+                if torch_internals.is_fake(tensor):
+                    raise Untraceable(
+                        "the program takes gradients itself, such as a penalty on them"
+                    )
                 if tensor.requires_grad:
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
@@ -326,10 +332,8 @@ def _is_random(node: fx.Node) -> bool:
 def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if (
-        node.target in torch_internals.MODES
-        or (node.target in (_spread, _meet)
-        and _written_by(node))
+    if node.target in torch_internals.MODES or (
+        node.target in (_spread, _meet) and _written_by(node)
     ):
         return True
     return bool(_written(node))

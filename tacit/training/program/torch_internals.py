@@ -3,8 +3,8 @@
 Checked with torch 2.13; `require` says at once whether this version of torch has what is needed.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from tacit.errors import IncompatibleModel
 try:
     from torch._C import _functorch
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -48,6 +49,31 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
         return make_fx(
             program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
         )(*rows)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor was made while a program was traced, and has no values."""
+    return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def modes_put_back(kind: str) -> Iterator[None]:
+    """Return a context after which autocast and gradients are as before, also after an error.
+
+    A graph has nodes that switch them on and off, and an error may come in between. `kind` is that
+    of the device.
+    """
+    before = (
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.is_grad_enabled(),
+    )
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, before[0])
+        torch.set_autocast_dtype(kind, before[1])
+        torch.set_grad_enabled(before[2])
 
 
 def without_map(tensor: Tensor, examples: int) -> Tensor:
