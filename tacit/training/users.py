@@ -213,9 +213,9 @@ class UserRecords(_OfUsers):
     def blanks(self) -> list[Batch]:
         """Return a batch of one user for every number of slots that a user may have."""
         widths = sorted({min(self._most, 1 << k) for k in range(self._most.bit_length() + 1)})
-        one = np.zeros(1, np.int64)
-        found = [self.to_device(self._batch(one, 0, width)) for width in widths]
-        return [map_tensors(torch.zeros_like, batch) for batch in found]
+        whole = map_tensors(torch.zeros_like, self.widest(np.zeros(1, np.int64)))
+        wider = map_rows(lambda t: t[:, :1].expand(1, self._most, *t.shape[2:]), whole)
+        return [map_rows(lambda t, n=n: t[:, :n].clone(), wider) for n in widths]
 
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Split users into parts with about equally many records, where that saves enough rows."""

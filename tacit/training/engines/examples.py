@@ -129,9 +129,7 @@ def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None)
     return batch if augment is None else augment(batch)
 
 
-def views_one_by_one(
-    batch: Batch, views: int, augment: Callable[[Batch], Batch] | None
-) -> Batch:
+def views_one_by_one(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:
     """Return the views of each example of a batch; `augment` is called on one example at a time."""
     if augment is None:
         return as_views(batch, views, None)

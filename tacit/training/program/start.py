@@ -17,7 +17,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered
 from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, views_one_by_one
+from tacit.training.engines.examples import Examples, losses_of, views_one_by_one
 from tacit.training.program import mapped
 from tacit.training.program.one_example import OneExample, Untraceable
 from tacit.training.program.programs import Programs
@@ -68,7 +68,8 @@ def _trace(programs: Programs, blank: Batch) -> None:
     except IncompatibleModel:
         raise
     except Exception as error:
-        programs.loss_fn(programs.model, blank)  # an error that tracing has nothing to do with
+        # An error that tracing has nothing to do with is the program's own.
+        losses_of(programs.loss_fn, programs.model, blank, programs.views)
         raise Untraceable(_reason(error)) from None
 
 
@@ -80,5 +81,7 @@ def _bytes_of(program: OneExample) -> int:
     """Return the bytes of all results of a program's operators, for one example."""
     sizes = (node.meta.get("val") for node in program.graph.graph.nodes if node.op != "placeholder")
     return sum(
-        math.prod(value.shape) * value.element_size() for value in sizes if isinstance(value, Tensor)
+        math.prod(value.shape) * value.element_size()
+        for value in sizes
+        if isinstance(value, Tensor)
     )
