@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -161,3 +161,15 @@ def total_squares(norms: Sequence[Sequence[Tensor]], mask: Tensor) -> Tensor:
             for group in norms
         ]
     )
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that one step frees on the CPU for the next step.
+
+    The GNU C library returns freed memory to the system beyond twice the largest block that was
+    ever mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD). Every step would then fault
+    the memory in again page by page. This function allocates and frees a block of that size, once
+    in a process; the block is never written to, so it costs nothing.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)

@@ -162,7 +162,9 @@ class Outer:
         if bounded:
             return contract(self.left, self.right, factors, keep)
         left, right = self._scaled(factors, keep)
-        return product(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+        if is_by_time(left) and is_by_time(right):  # then this order of the rows takes no copy
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+        return product(left.flatten(0, 1).t(), right.flatten(0, 1))
 
     def _scaled(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return left and right, the narrower one times the factors."""
@@ -398,6 +400,36 @@ class Tied:
         return of_outer + self.rows.weighted_sum(factors, keep, bounded=bounded)
 
 
+@dataclass(frozen=True)
+class Together:
+    """Gradients sum_t left_t right_t' of several parameters that have one and the same left.
+
+    `rights` holds the inputs of each parameter; None for a bias, whose inputs are all ones.
+    """
+
+    left: Tensor
+    rights: tuple[Tensor | None, ...]
+
+    def side_by_side(self) -> Outer:
+        """Return the gradients as those of one matrix, which has the parameters as columns.
+
+        Its norm is that of all parameters and takes one Gram matrix of `left` for all of them.
+        """
+        ones = self.left.new_ones(()).expand(*self.left.shape[:2], 1)
+        columns = [ones if right is None else right for right in self.rights]
+        if not is_by_time(self.left):
+            return Outer(self.left, torch.cat(columns, 2))
+        by_time = torch.cat([column.transpose(0, 1) for column in columns], 2)
+        return Outer(self.left, by_time.transpose(0, 1))
+
+    def apart(self) -> list[FactoredGradient]:
+        """Return the gradients of each parameter."""
+        return [
+            bias_gradient(self.left) if right is None else Outer(self.left, right)
+            for right in self.rights
+        ]
+
+
 def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
     """Return each example's bias gradient: the sum of g (examples, T, P) over the T positions.
 
@@ -472,6 +504,15 @@ def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
     return Dense(sum((g.dense() for g in gradients[1:]), gradients[0].dense()))
 
 
+def in_sequence(gradients: Sequence[Together]) -> Together:
+    """Return the sum of the gradients from several calls, as from one sequence of positions."""
+    rights = [
+        None if parts[0] is None else _concatenate(list(parts))
+        for parts in zip(*(g.rights for g in gradients), strict=True)
+    ]
+    return Together(_concatenate([g.left for g in gradients]), tuple(rights))
+
+
 def _one_product(outers: Sequence[Outer]) -> Outer:
     return Outer(_concatenate([g.left for g in outers]), _concatenate([g.right for g in outers]))
 
@@ -492,7 +533,15 @@ def joined(gradients: Sequence[Dense]) -> Dense:
 
 
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
-    """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients."""
+    """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients.
+
+    Or from that of gradients that are `Together` the columns of a matrix.
+    """
+    if len(shapes) > 1 and total.dim() == 2:
+        columns = total.split([shape[1:].numel() for shape in shapes], dim=1)
+        for part, shape in zip(columns, shapes, strict=True):
+            yield part.contiguous().view(shape)
+        return
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])
         return
@@ -500,6 +549,11 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     for shape in shapes:
         yield total[start : start + shape.numel()].view(shape)
         start += shape.numel() + -shape.numel() % ALIGNED
+
+
+def is_by_time(rows: Tensor) -> bool:
+    """Return whether the positions (second axis) are outside of the examples in memory."""
+    return rows.stride(1) > rows.stride(0)
 
 
 def held_bytes(held: Any) -> int:  # Any: a gradient, or what one holds

@@ -47,6 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
+from tacit.training.program.torch_internals import linear
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -382,6 +383,8 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
         return multiply(left, right, out_dtype=torch.float32, out=out)
+    if left.dim() == 2 and out is None:
+        return linear(wide(left), wide(right).t())
     return multiply(wide(left), wide(right), out=out)
 
 

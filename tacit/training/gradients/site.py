@@ -17,7 +17,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.tree import is_out_of_memory
 
 if TYPE_CHECKING:
-    from tacit.training.gradients.factored import FactoredGradient
+    from tacit.training.gradients.factored import FactoredGradient, Together
 
 
 UNSEEN = "a weight is computed from parameters in a way that torch does not show"
@@ -113,6 +113,8 @@ class Site:
         detached, so without it autograd might skip the backward.
     order
         Order of the examples in a packed sequence, None for that of the batch.
+    collect_together
+        Like `collect`, for several shared tensors; only where the engine has it.
     doubts
         Set if the trace has not seen gradients that confirm the layouts. Then a gradient other than
         zero raises `Stale` whenever this function returns True.
@@ -127,6 +129,7 @@ class Site:
     anchor: Tensor
     order: Tensor | None = None
     doubts: Callable[[], bool] | None = None
+    collect_together: "Callable[[Sequence[Tensor], Together], None] | None" = None
 
     def check_order(self, gradient: Tensor) -> None:
         """Raise `Stale` for a gradient of the output, unless it is zero or the order is known."""

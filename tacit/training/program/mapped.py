@@ -6,7 +6,8 @@ factored per-example gradients on the `Tape`, from which come norms, factors and
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,24 +24,26 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.engines.bookkeeping import NonFinite
-from tacit.training.engines.examples import Examples, total_squares
+from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
     Dense,
     FactoredGradient,
     TableRows,
+    Together,
     apart,
     combine,
     held_bytes,
+    in_sequence,
     joined,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.site import Declined, Layout, Site
 from tacit.training.noisy_loss import with_loss
+from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import RULES
-from tacit.training.program import torch_internals
+from tacit.training.program.rules import RULES, Rule
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
 
@@ -59,11 +62,13 @@ def run(
     `nonfinite` other than "look", no tensor's value is read on the host, so that the whole function
     can be compiled; `seeded` is then applied to the losses, where its backward begins.
     """
+    keep_freed_memory()
     tensors, _ = with_rows(examples.batch)
     rows = [t.unflatten(0, (-1, examples.views)) for t in tensors]
     if programs is None:
         programs = Programs.of(examples.model, examples.loss_fn, examples.views)
         programs.prepare(examples.batch)
+        programs.begin_lot()
     program = programs.program_of(examples.batch)
     tape = Tape(program, examples, clip)
     held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
@@ -100,6 +105,7 @@ class Tape:
         self.labels: dict[int, str] = {}
         self.shared: dict[str, Tensor] = {}
         self.waiting: dict[str, list[FactoredGradient]] = {}
+        self.waiting_together: dict[tuple[str, ...], list[Together]] = {}
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.measured: list[tuple[list[str], FactoredGradient]] = []
         self.small: dict[int, list[tuple[str, Dense]]] = {}
@@ -129,9 +135,11 @@ class Tape:
 
     def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator that takes shared values and examples."""
+        rule = RULES.get(target)
+        if rule is not None and isinstance(rule.place, tuple):
+            return self._by_rule(rule, rule.place, args, kwargs)
         if not torch.is_grad_enabled():
             return target(*args, **kwargs)
-        rule = RULES.get(target)
         if rule is not None:
             place = rule.place
             if place < 0:  # either of the first two
@@ -139,29 +147,49 @@ class Tape:
             x = args[place]
             if isinstance(x, Tensor) and is_mapped(x):
                 try:
-                    return self._by_rule(rule, place, args, kwargs)
+                    return self._by_rule(rule, (place,), args, kwargs)
                 except Declined:
                     pass
         return self._on_copies(target, args, kwargs)
 
-    def _by_rule(self, rule: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(i != place and isinstance(a, Tensor) and is_mapped(a) for i, a in enumerate(args)):
+    def _by_rule(
+        self, rule: Rule, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        others = [a for i, a in enumerate(args) if i not in places]
+        if any(isinstance(a, Tensor) and is_mapped(a) for a in others):
             raise Declined
         is_joined = rule.joined(*args)
-        stacked = without_map(args[place], self.examples)
-        inner = stacked.shape[1] if is_joined else 1
+        stacked = {i: self._stacked(args[i]) for i in places if args[i] is not None}
+        first = stacked[places[0]]
+        inner = first.shape[1] if is_joined else 1
         with outside_of_map():
             if is_joined:
-                stacked = stacked.flatten(0, 1)
+                stacked[places[0]] = first = first.flatten(0, 1)
             layout = Layout(0, inner)
-            site = Site(
-                self.examples, (stacked,), (layout,), layout, self.is_shared, self.add, self.anchor
-            )
-            found = rule.run(site, *args[:place], stacked, *args[place + 1 :], **kwargs)
+            site = self._site((first,), (layout,), layout)
+            found = rule.run(site, *(stacked.get(i, a) for i, a in enumerate(args)), **kwargs)
             site.forget_tensors()
             if is_joined:
                 found = found.unflatten(0, (self.examples, inner))
-        return with_map(found)
+        return _map(with_map, found)
+
+    def _stacked(self, value: Tensor) -> Tensor:
+        """Return the values of all examples, on the first axis."""
+        return without_map(self.copy(value) if self.is_shared(value) else value, self.examples)
+
+    def _site(
+        self, tensors: tuple[Tensor, ...], layouts: tuple[Layout, ...], output: Layout
+    ) -> Site:
+        return Site(
+            self.examples,
+            tensors,
+            layouts,
+            output,
+            self.is_shared,
+            self.add,
+            self.anchor,
+            collect_together=self.add_together,
+        )
 
     def _on_copies(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def own(value: Any) -> Any:
@@ -175,8 +203,7 @@ class Tape:
     def copy(self, shared: Tensor) -> Tensor:
         """Return the copy that one example has of a shared value."""
         with outside_of_map():
-            layout = Layout(0)
-            site = Site(self.examples, (), (), layout, self.is_shared, self.add, self.anchor)
+            site = self._site((), (), Layout(0))
             copies = generic.spread_to(site, shared, (self.examples, *shared.shape))
         return with_map(copies)
 
@@ -215,9 +242,22 @@ class Tape:
         else:
             self.waiting.setdefault(name, []).append(gradient)
 
+    def add_together(self, tensors: Sequence[Tensor], gradient: Together) -> None:
+        """Add the per-example gradients from one site that takes several shared tensors."""
+        names = tuple(self.labels[id(tensor)] for tensor in tensors)
+        groups = {self.groups.get(name) for name in names}  # None: derived from parameters
+        if len(groups) > 1 or None in groups:
+            for tensor, own in zip(tensors, gradient.apart(), strict=True):
+                self.add(tensor, own)
+        elif self.program.joint.isdisjoint(names):
+            self._measure(list(names), gradient.side_by_side())
+        else:
+            self.waiting_together.setdefault(names, []).append(gradient)
+
     def empty(self) -> None:
         """Forget all tensors."""
-        for held in (self.waiting, self.norms, self.measured, self.small, self.shared, self.labels):
+        gradients = self.waiting, self.waiting_together, self.measured, self.small
+        for held in (*gradients, self.norms, self.shared, self.labels):
             held.clear()
 
     def clipped_sum(
@@ -280,6 +320,14 @@ class Tape:
                     self.waiting.setdefault(source, []).append(step(gradient, *values))
                 if not sources:
                     self._pull_back(*values, gradient)
+        uses = Counter(name for names in self.waiting_together for name in names)
+        for names, together in self.waiting_together.items():
+            whole = in_sequence(together)
+            if self.waiting.keys().isdisjoint(names) and all(uses[name] == 1 for name in names):
+                self._measure(list(names), whole.side_by_side())
+                continue
+            for name, own in zip(names, whole.apart(), strict=True):
+                self.waiting.setdefault(name, []).append(own)
         for name in self.parameters:
             if gradients := self.waiting.pop(name, None):
                 self._settle(name, combine(gradients))

@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
-from tacit.training.program import torch_internals
+from tacit.training.program import recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
@@ -87,7 +87,8 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
         check_losses(losses, views)
         return losses.mean()
 
-    module = torch_internals.traced(program, tensors)
+    with recurrence.LayerByLayer():
+        module = torch_internals.traced(program, tensors)
     return _Sorted(module, model).result()
 
 
@@ -114,6 +115,8 @@ class _Sorted:
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
+            if self.kinds[node] != "example" and node.target is recurrence.LAYER:
+                node.target = recurrence.layer_by_torch
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
@@ -191,7 +194,7 @@ class _Sorted:
                     raise Untraceable(
                         "the program takes gradients itself, such as a penalty on them"
                     )
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
@@ -291,7 +294,7 @@ class _Sorted:
         is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
         if node.target is _spread or node.target is _label:
             return
-        if is_site:
+        if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
             call = _meet
         elif _is_random(node):
             call = _draw
@@ -299,10 +302,11 @@ class _Sorted:
             call = _stack
         else:
             return
+        args = (self.tape, node.target, *node.args)
+        if node.target is mask_of_dropout:  # the code of a graph can name operators of torch only
+            call, args = _draw_mask, (self.tape, *node.args)
         with self.graph.inserting_before(node):
-            new = self.graph.call_function(
-                call, (self.tape, node.target, *node.args), dict(node.kwargs)
-            )
+            new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
         self.kinds[new] = "example"
         node.replace_all_uses_with(new)
@@ -402,6 +406,10 @@ def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     return tape.draw(target, args, kwargs)
+
+
+def _draw_mask(tape: Any, *args: Any) -> Any:
+    return tape.draw(mask_of_dropout, args, {})
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from tacit.training.gradients import (
     normalization,
 )
 from tacit.training.gradients.site import Declined, Site
+from tacit.training.program import recurrence
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ class Rule(NamedTuple):
     """A layer rule and where its operator takes the examples."""
 
     run: Callable[..., Any]  # (site, *arguments of the operator) -> result of all examples
-    place: int  # of the argument that holds examples
+    place: int | tuple[int, ...]  # of the arguments that hold examples
     joined: Callable[..., bool]  # of the operator's arguments, as one example has them
 
 
@@ -121,6 +122,7 @@ RULES: dict[Any, Rule] = {
     aten.group_norm.default: Rule(_group_norm, 0, _always),
     aten.instance_norm.default: Rule(_instance_norm, 0, _always),
     aten.add.Tensor: Rule(_add, -1, _never),
+    recurrence.LAYER: Rule(recurrence.rule, (1, 2, 3), _never),
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _CONVOLUTION),

@@ -3,21 +3,30 @@
 Checked with torch 2.13; `require` says at once whether this version of torch has what is needed.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 
 try:
     from torch._C import _functorch
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        unset_fake_temporarily,
+    )
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     _MISSING = ""
     _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "maybe_get_level")
@@ -27,6 +36,12 @@ except ImportError as error:  # pragma: no cover  # other versions of torch
 
 # Nodes that switch a mode on or off: they have no tensors, and their order counts.
 MODES = () if _MISSING else (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
+# Raised while tracing where a program needs a value.
+ASKS_FOR_VALUES = (
+    ()
+    if _MISSING
+    else (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+)
 
 
 def require() -> None:
@@ -51,9 +66,16 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
         )(*rows)
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Return whether a tensor was made while a program was traced, and has no values."""
-    return isinstance(tensor, FakeTensor)
+def is_fake(value: Any) -> bool:  # Any: whatever a program holds
+    """Return whether `value` is a tensor without values, of `traced`."""
+    return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Compute on real tensors, inside of `traced`, without a trace."""
+    with unset_fake_temporarily(), disable_proxy_modes_tracing():
+        yield
 
 
 @contextmanager
@@ -104,3 +126,47 @@ def with_map(stacked: Tensor) -> Tensor:
 def level() -> int:
     """Return the level of the innermost `torch.func.vmap`."""
     return retrieve_current_functorch_interpreter().level()
+
+
+# oneDNN's product has no formula for autograd, so it is used inside of layer rules only. Below
+# FEW multiply-adds a call of it takes longer than the product by torch's own library.
+_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+FEW = 2**20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `F.linear(x, weight, bias)`, by the faster library; autograd does not see it.
+
+    Both libraries add in float32, in different orders. Bounds on rounding errors hold for any
+    order (`gradients.ghost_norm`), so they cover both.
+    """
+    is_known = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu"
+    if is_known and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
+        return _ONEDNN(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+@cache
+def _onednn_is_faster() -> bool:
+    """Return whether oneDNN takes clearly less time than torch's own library on this processor.
+
+    Products of float32 matrices take about the same time on Intel's processors and half the time
+    on AMD's. Measured once on constants, in about 1 ms.
+    """
+    if _ONEDNN is None or not torch.backends.mkldnn.is_available():
+        return False
+    x, weight = torch.ones(64, 128), torch.ones(512, 128)
+    ways = partial(F.linear, x, weight), partial(_ONEDNN, x, weight, None, "none", [], "")
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        own, other = map(_shortest, ways)
+    return other < 0.8 * own
+
+
+def _shortest(way: Callable[[], Tensor]) -> float:
+    """Return the shortest of a few times that a call takes."""
+    found = []
+    for _ in range(8):
+        start = time.perf_counter()
+        way()
+        found.append(time.perf_counter() - start)
+    return min(found)
