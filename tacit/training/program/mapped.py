@@ -124,6 +124,10 @@ class Tape:
         self.shared[name] = value
         return value
 
+    def note(self, name: str, value: Tensor) -> None:
+        """Keep a value that the gradients of derived values are computed with."""
+        self.shared[name] = value
+
     def is_shared(self, tensor: Tensor | None) -> bool:
         """Return whether `tensor` is a shared value."""
         return id(tensor) in self.labels
@@ -309,9 +313,13 @@ class Tape:
         self.measured.append((names, kept))
 
     def _settle_waiting(self) -> None:
-        for name in reversed(self.program.derived):
+        for name, sources, needed in reversed(self.program.derived):
             if gradients := self.waiting.pop(name, None):
-                self._pull_back(self.shared[name], combine(gradients))
+                gradient, values = combine(gradients), [self.shared[n] for n in needed]
+                for source, step in sources:
+                    self.waiting.setdefault(source, []).append(step(gradient, *values))
+                if not sources:
+                    self._pull_back(*values, gradient)
         uses = Counter(name for names in self.waiting_together for name in names)
         for names, together in self.waiting_together.items():
             whole = in_sequence(together)

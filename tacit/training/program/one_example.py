@@ -27,6 +27,7 @@ from torch.fx.node import map_arg
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import recurrence, torch_internals
+from tacit.training.program.derived import Derived, pull_of
 from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
 from tacit.training.program.stacked import STACKED
 from tacit.training.program.torch_internals import mappable
@@ -69,7 +70,7 @@ class OneExample:
 
     run: Callable[..., Tensor]
     names: tuple[str, ...]
-    derived: tuple[str, ...]
+    derived: tuple[Derived, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
     graph: fx.GraphModule = field(repr=False)
@@ -123,14 +124,15 @@ class _Sorted:
                 continue
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
-                    uses[labels.setdefault(arg, arg.name)] += 1
+                    uses[labels.setdefault(arg, f"%{arg.name}")] += 1
                     if arg not in self.names.values():
-                        derived[arg.name] = arg
+                        derived[labels[arg]] = arg
             self._replace(node)
         feeding = {
             name for name, node in self.names.items() if _reaches(node, set(derived.values()))
         }
         joint = feeding | {name for name, count in uses.items() if count > 1}
+        pulls = self._pulls(labels, list(derived.values()))
         for name, node in derived.items():
             with self.graph.inserting_after(node):
                 label = self.graph.call_function(_label, (self.tape, name, node))
@@ -141,11 +143,40 @@ class _Sorted:
         return OneExample(
             self.module.forward,
             tuple(self.names),
-            tuple(derived),
+            pulls,
             frozenset(joint),
             tuple(self.constants),
             self.module,
         )
+
+    def _pulls(self, labels: dict[fx.Node, str], pending: list[fx.Node]) -> tuple[Derived, ...]:
+        """Say how the gradients of derived values are pulled back, in the order of the graph.
+
+        `labels` name parameters and derived values. What is needed is noted on the tape.
+        """
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        found: dict[fx.Node, Derived] = {}
+        needed: dict[fx.Node, str] = {}
+        while pending:
+            node = pending.pop()
+            if node in found or node in self.names.values():
+                continue
+            pull = pull_of(node, lambda arg: self.kinds.get(arg) == "shared")
+            sources, needs = ((), (node,)) if pull is None else pull
+            pending += [source for source, _ in sources]
+            found[node] = Derived(
+                labels.setdefault(node, f"%{node.name}"),
+                tuple((labels.setdefault(n, f"%{n.name}"), step) for n, step in sources),
+                tuple(needed.setdefault(n, f"={n.name}") for n in needs),
+            )
+        start = next(n for n in self.graph.nodes if n.op != "placeholder")
+        for node, name in needed.items():
+            is_input = node.op == "placeholder"
+            with (
+                self.graph.inserting_before(start) if is_input else self.graph.inserting_after(node)
+            ):
+                self.graph.call_function(_note, (self.tape, name, node))
+        return tuple(found[node] for node in sorted(found, key=order.__getitem__))
 
     # Tensors from outside --------------------------------------------------------------------------
 
@@ -171,6 +202,7 @@ class _Sorted:
                 self.constants.append((tensor, tensor._version))
                 continue
             whole = self._input(name)
+            whole.meta.update(node.meta)
             if _is_same_part(tensor, held[name]):
                 node.replace_all_uses_with(whole)
             else:
@@ -236,8 +268,13 @@ class _Sorted:
     def _sort(self) -> None:
         self.kinds.clear()
         trainable = {node for name, node in self.names.items() if name in self.trainable}
+        has_gradients = True
         for node in self.graph.nodes:
+            if node.target is torch._C._set_grad_enabled:
+                has_gradients = bool(node.args[0])
             of = {self.kinds[n] for n in node.all_input_nodes}
+            if not has_gradients or node.target is aten.detach.default:
+                of -= {"shared"}
             if node in self.rows or node.target is _spread or _is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
@@ -340,9 +377,9 @@ def _is_random(node: fx.Node) -> bool:
 def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if node.target in torch_internals.MODES or (
-        node.target in (_spread, _meet) and _written_by(node)
-    ):
+    if node.target in (*torch_internals.MODES, _note):
+        return True
+    if node.target in (_spread, _meet) and _written_by(node):
         return True
     return bool(_written(node))
 
@@ -385,6 +422,10 @@ def _spread(tape: Any, value: Tensor) -> Tensor:
 
 def _label(tape: Any, name: str, value: Tensor) -> Tensor:
     return tape.label(name, value)
+
+
+def _note(tape: Any, name: str, value: Tensor) -> None:
+    tape.note(name, value)
 
 
 def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
