@@ -17,7 +17,6 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -35,7 +34,7 @@ from tacit.training.clip import (
     group_of,
     zeros_for,
 )
-from tacit.training.engines.examples import Examples, total_squares
+from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.engines.trace import LARGE, CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
 from tacit.training.gradients.factored import (
@@ -149,7 +148,7 @@ def trace_for(examples: Examples, *, stale: Stale | None = None) -> Trace:
     if isinstance(trace, Trace) and examples.rows in trace.square:
         trace = None  # the shapes of this batch would not show another branch
     if trace is None:
-        _keep_freed_memory()
+        keep_freed_memory()
         try:
             trace = trace_calls(examples, stale.rows if stale else None)
             if isinstance(cached, Trace):
@@ -212,18 +211,6 @@ def _content(cell: Any) -> Any:
     except ValueError:  # not filled yet
         return None
     return float if type(content) is float else id(content)
-
-
-@lru_cache(maxsize=1)
-def _keep_freed_memory() -> None:
-    """Let the C library keep memory that one step frees on the CPU for the next step.
-
-    The GNU C library returns freed memory to the system beyond twice the largest block that was
-    ever mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD). Every step would then fault
-    the memory in again page by page. This function allocates and frees a block of that size, once
-    in a process; the block is never written to, so it costs nothing.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 # The forward and the backward ---------------------------------------------------------------------

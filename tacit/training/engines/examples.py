@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from tacit._check import whole
+from tacit.errors import IncompatibleModel
 from tacit.training.clip import (
     ROUNDING,
     Clip,
@@ -21,7 +22,8 @@ from tacit.training.clip import (
 from tacit.training.gradients.factored import weighted_rows
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.noisy_loss import NoisyLoss
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
+from tacit.training.program.one_by_one import ByShape, stacked
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows, take_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,17 @@ def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None)
     return batch if augment is None else augment(batch)
 
 
+def views_one_by_one(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:
+    """Return the views of each example of a batch; `augment` is called on one example at a time."""
+    if augment is None:
+        return as_views(batch, views, None)
+    parts = (take_rows(batch, i, i + 1) for i in range(n_rows(batch)))
+    found = stacked([as_views(part, views, augment) for part in parts], views)
+    if isinstance(found, ByShape):
+        raise IncompatibleModel("augment must give views of one shape and type for all records.")
+    return found
+
+
 def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
     """Return the clipped sum of per-example gradients: by name, shape (examples, *parameter).
 
@@ -161,3 +174,15 @@ def total_squares(norms: Sequence[Sequence[Tensor]], mask: Tensor) -> Tensor:
             for group in norms
         ]
     )
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that one step frees on the CPU for the next step.
+
+    The GNU C library returns freed memory to the system beyond twice the largest block that was
+    ever mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD). Every step would then fault
+    the memory in again page by page. This function allocates and frees a block of that size, once
+    in a process; the block is never written to, so it costs nothing.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)

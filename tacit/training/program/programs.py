@@ -1,50 +1,332 @@
-"""The traced programs of a run: one for each shape that an example can have."""
+"""The traced programs of a run: one for each shape that an example can have.
 
+Python values that a program reads are part of its graph, so the graph must be made again when they
+change. Before each lot, `begin_lot` compares them (`PythonState`) and traces again if they changed.
+A program that draws numbers in Python, counts its calls, or gives two different graphs, is *moving*
+and is traced again for each lot.
+
+What Python writes in a trace is put back, but for one trace in each lot of a moving program: a
+counter advances once in a step, a generator draws once. Values of tensors that a program stores are
+put back in any case.
+"""
+
+import time
+import warnings
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from tacit.errors import IncompatibleModel
+from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample, Untraceable, traced
-from tacit.training.tree import Batch, LossFn, map_rows, with_rows
+from tacit.training.program.one_by_one import OTHER_SHAPE
+from tacit.training.program.python_state import Kept, Leftover, PythonState
+from tacit.training.program.tensor_values import TensorValues
+from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
 
-# By model, then by loss and views: what `clipped_sum` has traced.
-_traced: WeakKeyDictionary[nn.Module, dict[Any, "Programs"]] = WeakKeyDictionary()
+_latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
+_REGISTER = "Register it as a buffer of the model (register_buffer): buffers are read at each step."
+_BY_ROW = (
+    "it draws numbers in Python for each row of a batch, and one trace would give all examples the "
+    "same ones"
+)
 
 
 class Programs:
-    """The program of one example for every shape that was prepared."""
+    """The program of one example for every shape that was prepared.
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, views: int = 1) -> None:
+    Parameters
+    ----------
+    private
+        Tensors of the data set. A program that uses their memory other than as its batch is
+        refused.
+
+    Attributes
+    ----------
+    moving
+        Why the program is traced again for each lot; "" if it is not.
+    traces
+        Number of times that programs were made anew since the first, so that what was compiled from
+        them can be dropped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        views: int = 1,
+        *,
+        private: Iterable[Tensor] = (),
+    ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
+        self.moving, self.traces = "", 0
+        self._private = sorted({_memory_of(tensor) for tensor in private})
+        self._shapes: dict[Any, Batch] = {}  # an example of zeros, by shapes
         self._programs: dict[Any, OneExample] = {}
+        self._state, self._kept = self._now()  # when the programs were traced
+        self._constants: dict[int, tuple[Tensor, int]] = {}
+        self._earlier: dict[int, tuple[Tensor, int]] = {}  # of the programs before these
+        self._read: list[tuple[Tensor, int]] = []  # whose values Python took
+        self._draws = self._has_warned = False
+        self._cost = 0.0
 
     @classmethod
     def of(cls, model: nn.Module, loss_fn: LossFn, views: int) -> "Programs":
-        """Return the programs of this model and loss, which are kept with the model."""
-        known = _traced.setdefault(model, {})
-        if (loss_fn, views) not in known:
-            known[loss_fn, views] = cls(model, loss_fn, views)
-        return known[loss_fn, views]
+        """Return the programs of this model and loss; those of the last call alone are kept."""
+        if _latest:
+            last = _latest[0]
+            if last.model is model and last.loss_fn == loss_fn and last.views == views:
+                return last
+        _latest[:] = [cls(model, loss_fn, views)]
+        return _latest[0]
 
     def prepare(self, batch: Batch) -> None:
         """Trace the program of one example of the shapes in `batch`, unless it is known."""
         key = self._key(batch)
-        if key not in self._programs:
+        if key not in self._shapes:
             one = map_rows(lambda t: torch.zeros_like(t[: self.views]), batch)
-            self._programs[key] = traced(self.model, self.loss_fn, one, self.views)
+            self._keep(key, self._examined(one))
+            self._shapes[key] = one
+
+    def begin_lot(self) -> None:
+        """Trace again if the program is moving, or if a Python value that it reads has changed.
+
+        Call it once before the examples of a lot are summed, within the context that seeds the
+        generators of the step.
+        """
+        changed = [] if self.moving else self._changed()
+        self._require_unchanged_constants()
+        if not (self.moving or changed):
+            return
+        self.traces += 1
+        self._programs.clear()
+        self._read.clear()
+        self._earlier, self._constants = self._constants, {}
+        self._state, self._kept = self._now()
+        key, one = next(iter(self._shapes.items()))
+        if not self.moving:
+            self._keep(key, self._examined(one))
+            self._warn(f"{_listed(changed)} changed, which the program of one example reads")
+        if self.moving:
+            self._keep(key, self._trace(one, self._state, self._kept)[0])
 
     def program_of(self, batch: Batch) -> OneExample:
         """Return the program of examples with the shapes in `batch`."""
-        try:
-            return self._programs[self._key(batch)]
-        except KeyError:
-            raise Untraceable("an example has a shape that was not traced before the run") from None
+        key = self._key(batch)
+        if key not in self._shapes:
+            raise Untraceable(OTHER_SHAPE)
+        if key not in self._programs:  # since the lot began, whose first trace has written
+            now = self._state.now()
+            self._state.put_back(self._kept)
+            try:
+                self._keep(key, self._trace(self._shapes[key], self._state, self._kept)[0])
+            finally:
+                self._state.put_back(now)
+        return self._programs[key]
 
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        modes = tuple(module.training for module in self.model.modules())
-        trained = tuple(p.requires_grad for p in self.model.parameters())
-        return shapes, modes, trained, torch.is_autocast_enabled("cpu")
+        return shapes, torch.is_autocast_enabled("cpu")
+
+    # Python values ---------------------------------------------------------------------------------
+
+    def _now(self) -> tuple[PythonState, Kept]:
+        state = PythonState(self.loss_fn, self.model)
+        return state, state.now()
+
+    def _changed(self) -> list[str]:
+        """Return the names of the Python values that have changed since the programs were traced."""
+        taken = [t for t, version in self._read if t._version != version]
+        found = [f"the value of {self._name(t)}" for t in taken]
+        if not self._state.is_same(self._kept):
+            found += self._state.changed(self._kept)
+            if not found:  # only what the program does not read
+                self._kept = self._state.now()
+        return found
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            again = "for each lot" if self.moving else "now, and whenever such a value changes"
+            warnings.warn(
+                f"{what}, so it is traced again {again}, which took {self._cost:.2g} s.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    # Traces ----------------------------------------------------------------------------------------
+
+    def _examined(self, one: Batch) -> OneExample:
+        """Return the program of an example; note whether it moves. All that it wrote is undone."""
+        is_first = not self._shapes
+        state, before = self._now()
+        try:
+            program, left = self._trace(one, state, before)
+            reason = ""
+            if is_first or state.changed(before) or state.drawn(before):
+                reason = self._why_moving(one, program)
+            state.put_back(before)
+            if left:
+                self._require_no_memory(one, state, before, left)
+        finally:
+            state.put_back(before)
+        if is_first:
+            self._state, self._kept = state, before
+        if reason and not self.moving:
+            self.moving = reason
+            self._warn(reason)
+        return program
+
+    def _why_moving(self, one: Batch, first: OneExample) -> str:
+        """Return why a second trace, from the state that the first one left, differs; or ""."""
+        state, before = self._now()
+        second, _ = self._trace(one, state, before)
+        if names := state.drawn(before):
+            ends = state.draws()
+            state.put_back(before)
+            self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
+            if state.draws() != ends:
+                raise Untraceable(_BY_ROW)
+            return f"The program of one example draws numbers from the generator {_listed(names)}"
+        if names := state.changed(before):
+            return f"The program of one example changes {_listed(names)}"
+        if text := _difference(first, second):
+            return f"Two traces of the program of one example differ in {text}"
+        return ""
+
+    def _require_no_memory(
+        self, one: Batch, state: PythonState, before: Kept, left: list[Leftover]
+    ) -> None:
+        """Raise if a call reads and replaces what the call before it computed."""
+        made: dict[int, str] = {}
+
+        def synthetic(tensor: Tensor, label: str) -> Tensor:
+            if torch_internals.is_fake(tensor):
+                tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                made[id(tensor)] = label
+            return tensor
+
+        for place, value in left:
+            place.write(map_tensors(lambda t, label=place.label: synthetic(t, label), value))
+        now = state.now()
+        program, again = self._trace(one, state, now)
+        held = dict(self.model.named_buffers())
+        inputs = [t for t, _ in program.constants] + [
+            held[name] for name in program.names if name in held
+        ]
+        state.put_back(before)
+        read = {made[id(t)] for t in inputs if id(t) in made} & {each.place.label for each in again}
+        if read:
+            raise IncompatibleModel(
+                f"A call of loss_fn reads {_listed(sorted(read))}, which the call before it "
+                "computed: records of one lot would reach the next one. Compute it from the batch "
+                "alone."
+            )
+
+    def _trace(
+        self, one: Batch, state: PythonState, before: Kept, *, examples: int = 1
+    ) -> tuple[OneExample, list[Leftover]]:
+        """Return the program of an example, and what it stored of tensors, which is put back."""
+        try:
+            program = self._traced(one, examples)
+        except Untraceable:
+            state.put_back(before)
+            if self._draws:
+                raise
+            self._draws = True  # one random number in a condition is drawn for real
+            try:
+                program = self._traced(one, examples)
+            except Untraceable:
+                self._draws = False
+                state.put_back(before)
+                raise
+        return program, state.clean(before)
+
+    def _traced(self, one: Batch, examples: int) -> OneExample:
+        values = TensorValues(draws=self._draws)
+        began = time.perf_counter()
+
+        def losses(model: nn.Module, batch: Batch) -> Tensor:
+            return values.losses(self.loss_fn, model, batch)
+
+        program = traced(self.model, losses, one, self.views * examples)
+        self._cost = time.perf_counter() - began
+        self._read += values.read
+        return program
+
+    # Tensors from outside --------------------------------------------------------------------------
+
+    def _keep(self, key: Any, program: OneExample) -> None:
+        """Keep a program; check and hold the tensors that it uses besides its batch."""
+        values = dict(self.model.named_buffers()) | dict(self.model.named_parameters())
+        for tensor in (*(t for t, _ in program.constants), *(values[n] for n in program.names)):
+            if self._is_private(tensor):
+                raise IncompatibleModel(
+                    f"The program uses {self._name(tensor)}, which holds memory of the data set: "
+                    "all examples would see these records. Take values from the batch alone."
+                )
+        for tensor, version in program.constants:
+            if tensor.requires_grad:
+                raise IncompatibleModel(
+                    f"The program uses {self._name(tensor)}, which is trained but is no parameter "
+                    "of the model, so its gradient would not be clipped. Make it a parameter of "
+                    "the model, or call requires_grad_(False) on it."
+                )
+            held = self._earlier.get(id(tensor), (tensor, version))
+            self._constants.setdefault(id(tensor), held)
+        self._programs[key] = program
+
+    def _require_unchanged_constants(self) -> None:
+        for tensor, version in self._constants.values():
+            if tensor._version != version:
+                raise IncompatibleModel(
+                    f"{self._name(tensor)} was changed after training was set up, but a tensor that "
+                    f"the program uses from outside is held fixed. {_REGISTER}"
+                )
+
+    def _is_private(self, tensor: Tensor) -> bool:
+        device, start, end = _memory_of(tensor)
+        place = bisect_left(self._private, (device, end, 0))  # of the first range behind it
+        if not place or start == end:
+            return False
+        other, _, its_end = self._private[place - 1]
+        return other == device and start < its_end
+
+    def _name(self, tensor: Tensor) -> str:
+        return self._state.tensors.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+
+
+def _difference(first: OneExample, second: OneExample) -> str:
+    """Return where two graphs differ, in text; "" if they are the same."""
+    one, other = list(first.graph.graph.nodes), list(second.graph.graph.nodes)
+    for a, b in zip(one, other, strict=False):
+        if a.op == b.op == "get_attr":
+            u, v = getattr(first.graph, a.target), getattr(second.graph, b.target)
+            if u is not v and not (u.shape == v.shape and torch.equal(u, v)):
+                return f"the tensor {a.name}"
+        elif (a.op, a.target) != (b.op, b.target):
+            return f"an operator: {a.name} and {b.name}"
+        elif repr((a.args, a.kwargs)) != repr((b.args, b.kwargs)):
+            return f"the arguments of {a.name}"
+    if first.names != second.names:
+        return "the parameters that they use"
+    return "" if len(one) == len(other) else "their length"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _memory_of(tensor: Tensor) -> tuple[str, int, int]:
+    """Return the device and the addresses of the memory that a tensor is a part of."""
+    try:
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        return str(tensor.device), start, start + storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return str(tensor.device), 0, 0

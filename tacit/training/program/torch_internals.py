@@ -18,9 +18,15 @@ from tacit.errors import IncompatibleModel
 try:
     from torch._C import _functorch
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        unset_fake_temporarily,
+    )
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     _MISSING = ""
     _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "maybe_get_level")
@@ -30,6 +36,12 @@ except ImportError as error:  # pragma: no cover  # other versions of torch
 
 # Nodes that switch a mode on or off: they have no tensors, and their order counts.
 MODES = () if _MISSING else (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
+# Raised while tracing where a program needs a value.
+ASKS_FOR_VALUES = (
+    ()
+    if _MISSING
+    else (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+)
 
 
 def require() -> None:
@@ -54,9 +66,16 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
         )(*rows)
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Return whether a tensor was made while a program was traced, and has no values."""
-    return isinstance(tensor, FakeTensor)
+def is_fake(value: Any) -> bool:  # Any: whatever a program holds
+    """Return whether `value` is a tensor without values, of `traced`."""
+    return isinstance(value, FakeTensor)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Compute on real tensors, inside of `traced`, without a trace."""
+    with unset_fake_temporarily(), disable_proxy_modes_tracing():
+        yield
 
 
 @contextmanager
@@ -107,6 +126,23 @@ def with_map(stacked: Tensor) -> Tensor:
 def level() -> int:
     """Return the level of the innermost `torch.func.vmap`."""
     return retrieve_current_functorch_interpreter().level()
+
+
+@cache
+def mappable(target: Any) -> Any:
+    """Return an operator, or the function that composes it of others if vmap has no rule for it.
+
+    Without a rule vmap would call the operator's kernel for one example after the other.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    rules = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or any(has_kernel(target.name(), rule) for rule in rules)
+        or not has_kernel(target.name(), "CompositeImplicitAutograd")
+    ):
+        return target
+    return target.decompose
 
 
 # oneDNN's product has no formula for autograd, so it is used inside of layer rules only. Below
