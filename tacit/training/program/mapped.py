@@ -43,7 +43,7 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import RULES, Rule
+from tacit.training.program.rules import RULES
 from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
@@ -137,12 +137,12 @@ class Tape:
     def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator that takes shared values and examples."""
         rule = RULES.get(target)
-        if rule is not None and isinstance(rule.place, tuple):
-            return self._by_rule(rule, rule.place, args, kwargs)
+        place = None if rule is None else rule.place
+        if isinstance(place, tuple):
+            return self._by_rule(rule, place, args, kwargs)
         if not torch.is_grad_enabled():
             return target(*args, **kwargs)
-        if rule is not None:
-            place = rule.place
+        if place is not None:
             if place < 0:  # either of the first two
                 place = 0 if not self.is_shared(args[0]) else 1
             x = args[place]
@@ -154,7 +154,7 @@ class Tape:
         return self._on_copies(target, args, kwargs)
 
     def _by_rule(
-        self, rule: Rule, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         others = [a for i, a in enumerate(args) if i not in places]
         if any(isinstance(a, Tensor) and is_mapped(a) for a in others):
