@@ -24,7 +24,7 @@ from tacit.training.tree import Batch, LossFn
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _VALUES |= {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 _DRAWS: set[Any] = {torch.rand, torch.randn, torch.randint}
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_LIBRARIES = (str(Path(torch.__path__[0])), str(Path(__file__).parents[2]))
 _ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
 
 
@@ -46,13 +46,13 @@ class Placeholder(float):
     __hash__ = float.__hash__
 
 
-for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne", "int", "round", "trunc", "floor", "ceil"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._asked)
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._computed)
-    setattr(Placeholder, f"__r{_name}__", Placeholder._computed)
-for _name in ("neg", "pos", "abs"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._computed)
+for _names, _body in (
+    ("bool lt le gt ge eq ne int trunc floor ceil", Placeholder._asked),
+    ("add sub mul truediv floordiv mod pow neg pos abs round", Placeholder._computed),
+    ("radd rsub rmul rtruediv rfloordiv rmod rpow", Placeholder._computed),
+):
+    for _name in _names.split():
+        setattr(Placeholder, f"__{_name}__", _body)
 
 
 class TensorValues(TorchFunctionMode):
@@ -88,7 +88,7 @@ class TensorValues(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,  # noqa: ARG002  # of torch's protocol
+        types: Any,  # of torch's protocol
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
