@@ -138,7 +138,9 @@ class Programs:
 
     def _changed(self) -> list[str]:
         """Return the names of the Python values that have changed, if any has."""
-        found = [f"the value of {self._name(t)}" for t, version in self._read if t._version != version]
+        found = [
+            f"the value of {self._name(t)}" for t, version in self._read if t._version != version
+        ]
         if not self._state.is_same(self._kept):
             found += self._state.changed(self._kept)
             if not found:  # only what the program does not read
