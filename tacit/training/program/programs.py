@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.program import torch_internals
-from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.one_by_one import OTHER_SHAPE
+from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.python_state import Kept, Leftover, PythonState
 from tacit.training.program.tensor_values import TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
@@ -130,7 +130,7 @@ class Programs:
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
         return shapes, torch.is_autocast_enabled("cpu")
 
-    # Python values ---------------------------------------------------------------------------------
+    # Python values --------------------------------------------------------------------------------
 
     def _now(self) -> tuple[PythonState, Kept]:
         state = PythonState(self.loss_fn, self.model)
@@ -157,7 +157,7 @@ class Programs:
                 stacklevel=4,
             )
 
-    # Traces ----------------------------------------------------------------------------------------
+    # Traces ---------------------------------------------------------------------------------------
 
     def _examined(self, one: Batch) -> OneExample:
         """Return the program of an example; note whether it moves. All that it wrote is undone."""
@@ -170,7 +170,7 @@ class Programs:
                 reason = self._why_moving(one, program)
             state.put_back(before)
             if left:
-                self._require_no_memory(one, state, before, left)
+                self._require_no_memory(one, state, left)
         finally:
             state.put_back(before)
         if is_first:
@@ -197,9 +197,7 @@ class Programs:
             return f"Two traces of the program of one example differ in {text}"
         return ""
 
-    def _require_no_memory(
-        self, one: Batch, state: PythonState, before: Kept, left: list[Leftover]
-    ) -> None:
+    def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
         """Raise if a call reads and replaces what the call before it computed."""
         made: dict[int, str] = {}
 
@@ -215,8 +213,8 @@ class Programs:
         read = {made.get(id(tensor)) for tensor in self._inputs(program)}
         if names := read & {label for label, _, _ in again}:
             raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, which the call before "
-                "it computed: records of one lot would reach the next one. Compute it from the "
+                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, which the call "
+                "before it computed: records of one lot would reach the next one. Compute it from the "
                 "batch alone."
             )
 
@@ -239,7 +237,7 @@ class Programs:
         return program, state.clean(before)
 
     def _traced(self, one: Batch, examples: int) -> OneExample:
-        values = TensorValues(draws=self._draws)
+        values = TensorValues(self._state.tensors, draws=self._draws)
         began = time.perf_counter()
 
         def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -250,7 +248,7 @@ class Programs:
         self._read += values.read
         return program
 
-    # Tensors from outside --------------------------------------------------------------------------
+    # Tensors from outside -------------------------------------------------------------------------
 
     def _keep(self, key: Any, program: OneExample) -> None:
         """Keep a program; check and hold the tensors that it uses besides its batch."""
@@ -282,8 +280,8 @@ class Programs:
         for tensor, version in self._constants.values():
             if tensor._version != version:
                 raise IncompatibleModel(
-                    f"{self._name(tensor)} was changed after training was set up, but a tensor that "
-                    f"the program uses from outside is held fixed. {_REGISTER}"
+                    f"{self._name(tensor)} was changed after training was set up, but a tensor "
+                    f"that the program uses from outside is held fixed. {_REGISTER}"
                 )
 
     def _name(self, tensor: Tensor) -> str:

@@ -4,8 +4,14 @@ A traced program holds the numbers that Python had when it was traced: attribute
 globals, containers. `PythonState` finds them from `loss_fn` and the model. Comparing them takes
 microseconds, so it is done before each lot. What a trace wrote can be put back.
 
-Not seen: writes through `.data` and into arrays of more than 64 KiB; environment variables; clocks;
-globals of installed libraries; iterators; state in C++.
+Not seen, so that a change of it is not noticed, and a write of a trace is not put back:
+
+- writes through `.data`, and into numpy arrays of more than 64 KiB;
+- environment variables and files;
+- clocks, unless two traces at set-up already differ by them;
+- globals and caches of installed libraries;
+- the places of iterators and generators, again unless two traces differ;
+- state in C++, and attributes of objects that are named only by text which is computed.
 """
 
 import functools
@@ -48,7 +54,7 @@ class _Place(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """A value of a trace that was put back: where it stood, how to put it there again, the value."""
+    """A value of a trace that was put back: where it stood, how to put it there again, and it."""
 
     label: str
     write: Callable[[Any], object]
@@ -176,7 +182,7 @@ class PythonState:
                 pending += gc.get_referents(value)
         return False
 
-    # Finding ---------------------------------------------------------------------------------------
+    # Finding --------------------------------------------------------------------------------------
 
     def _visit(self, label: str, value: Any) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
@@ -198,7 +204,7 @@ class PythonState:
     def _box(self, label: str, live: Any, *, is_object: bool = False) -> None:
         """Compare a container, or the attributes of an object."""
         kind = next(kind for kind in (dict, list, set, deque) if isinstance(live, kind))
-        fill = live.extend if kind in (list, deque) else live.update
+        fill = getattr(live, "extend" if kind in (list, deque) else "update")
 
         def write(old: Any) -> None:
             live.clear()

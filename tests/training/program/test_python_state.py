@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, clipped_sum
+from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
@@ -396,6 +396,38 @@ def test_counters_advance_once_in_a_call_of_the_engine():
         assert_equal_sums(each.sums, expected.sums)
 
 
+def trained(loss_fn, **options):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    settings = {"batch_size": 3, "steps": 6, "clip_norm": 0.5, "noise_multiplier": 0.5, "seed": 1}
+    settings |= {"speed": Speed(engine="program")} | options
+    private = make_private(model, optimizer, BATCH, loss_fn, **settings)
+    for lot in private:
+        private.step(lot)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_private_run_counts_its_steps_and_draws_from_its_seed():
+    calls, drawn = [0], []
+
+    def loss_fn(m, b):
+        calls[0] += 1
+        drawn.append(random.random() + np.random.rand())  # noqa: NPY002
+        return ce(m, b) * drawn[-1] * calls[0]
+
+    weights = []
+    for seed in (1, 2):
+        calls[0] = 0
+        drawn.clear()
+        start = seeds(seed)
+        weights.append(trained(loss_fn))
+        assert calls == [6]
+        assert len(set(drawn)) == 6
+        assert states()[:2] == start[:2]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 class Keeps(nn.Module):
     """Stores what it computes in many places, and reads none of it."""
 
@@ -531,10 +563,26 @@ ASKING = {
 @pytest.mark.parametrize("name", ASKING)
 def test_a_value_that_a_program_needs_is_refused_at_its_line(name):
     model, start = network(), seeds(0)
-    with pytest.raises(Untraceable, match="test_python_state.py:[0-9]+ ") as found:
+    with pytest.raises(Untraceable, match=r"test_python_state\.py:[0-9]+ ") as found:
         Programs(model, ASKING[name]).prepare(BATCH)
     assert "ce(m, b)" in found.value.reason or "losses" in found.value.reason
     assert states() == start
+
+
+def test_a_write_into_a_buffer_is_refused_by_name_at_its_line():
+    class Counts(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.steps += 1
+            return super().forward(x)
+
+    for name, model in (("steps", Counts()), ("num_batches", nn.Sequential(nn.BatchNorm1d(4)))):
+        with pytest.raises(Untraceable, match=rf"writes into .*{name}") as found:
+            Programs(model, ce).prepare(BATCH)
+        assert name != "steps" or "`self.steps += 1`" in found.value.reason
 
 
 # Tensors from outside -----------------------------------------------------------------------------
@@ -575,7 +623,7 @@ def test_memory_of_the_data_set_is_refused():
 
 def test_a_parameter_of_no_model_is_refused():
     weight = nn.Parameter(torch.ones(3))
-    with pytest.raises(IncompatibleModel, match="weight of .*no parameter"):
+    with pytest.raises(IncompatibleModel, match=r"weight of .*no parameter"):
         Programs(network(), lambda m, b: ce(m, b) * weight.sum()).prepare(BATCH)
 
 
@@ -662,9 +710,10 @@ def test_programs_of_direct_calls_are_not_kept_for_ever():
     held = []
     for _ in range(3):
         model = network()
-        clipped_sum(model, lambda m, b: ce(model, b), BATCH, Flat(1.0), engine="program")
+        loss_fn = functools.partial(lambda own, m, b: ce(own, b), model)
+        clipped_sum(model, loss_fn, BATCH, Flat(1.0), engine="program")
         held.append(weakref.ref(model))
-    del model
+    del model, loss_fn
     gc.collect()
     assert [each() is None for each in held] == [True, True, False]
 
