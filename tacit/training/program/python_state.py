@@ -141,6 +141,21 @@ class PythonState:
                 found.append(f"{label}.requires_grad")
         return list(dict.fromkeys(found))
 
+    def held(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors that were found, with their names."""
+        return [(label, self._seen[place]) for place, label in self.tensors.items()]
+
+    def only_appended(self, kept: Kept) -> set[str]:
+        """Return the names of lists that still begin with what they held."""
+        pairs = zip(self._boxes, self._live, kept.boxes, strict=True)
+        return {
+            place.label
+            for place, live, old in pairs
+            if isinstance(live, list)
+            and len(live) >= len(old)
+            and all(a is b for a, b in zip(live, old, strict=False))
+        }
+
     def drawn(self, kept: Kept) -> list[str]:
         """Return the names of the generators of random numbers that have moved."""
         pairs = zip(self._generators, kept.generators, strict=True)
@@ -325,9 +340,7 @@ class PythonState:
                     self._when_named(name, slot)
 
     def _class(self, label: str, value: type) -> None:
-        is_own = value.__module__ == "__main__" or is_own_module(
-            sys.modules.get(value.__module__)
-        )
+        is_own = value.__module__ == "__main__" or is_own_module(sys.modules.get(value.__module__))
         if not (is_own or issubclass(value, nn.Module)) or value is nn.Module:
             return
         for name, content in list(vars(value).items()):
