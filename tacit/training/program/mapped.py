@@ -44,6 +44,7 @@ from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.program.rules import RULES, Rule
+from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
 
@@ -123,6 +124,10 @@ class Tape:
         self.shared[name] = value
         return value
 
+    def note(self, name: str, value: Tensor) -> None:
+        """Keep a value that the gradients of derived values are computed with."""
+        self.shared[name] = value
+
     def is_shared(self, tensor: Tensor | None) -> bool:
         """Return whether `tensor` is a shared value."""
         return id(tensor) in self.labels
@@ -193,8 +198,7 @@ class Tape:
                 self.copy(value) if isinstance(value, Tensor) and self.is_shared(value) else value
             )
 
-        args, kwargs = _map(own, args), _map(own, kwargs)
-        return target(*args, **kwargs)
+        return self.stack(target, _map(own, args), _map(own, kwargs))
 
     def copy(self, shared: Tensor) -> Tensor:
         """Return the copy that one example has of a shared value."""
@@ -219,7 +223,7 @@ class Tape:
 
     def stack(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator on all examples by its own kernel."""
-        return target(*args, **kwargs)
+        return stack(self.examples, target, args, kwargs)
 
     # Backward --------------------------------------------------------------------------------------
 
@@ -309,9 +313,13 @@ class Tape:
         self.measured.append((names, kept))
 
     def _settle_waiting(self) -> None:
-        for name in reversed(self.program.derived):
+        for name, sources, needed in reversed(self.program.derived):
             if gradients := self.waiting.pop(name, None):
-                self._pull_back(self.shared[name], combine(gradients))
+                gradient, values = combine(gradients), [self.shared[n] for n in needed]
+                for source, step in sources:
+                    self.waiting.setdefault(source, []).append(step(gradient, *values))
+                if not sources:
+                    self._pull_back(*values, gradient)
         uses = Counter(name for names in self.waiting_together for name in names)
         for names, together in self.waiting_together.items():
             whole = in_sequence(together)

@@ -27,6 +27,10 @@ from torch.fx.node import map_arg
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import recurrence, torch_internals
+from tacit.training.program.derived import Derived, pull_of
+from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
+from tacit.training.program.stacked import STACKED, simpler_cross_entropy
+from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -66,7 +70,7 @@ class OneExample:
 
     run: Callable[..., Tensor]
     names: tuple[str, ...]
-    derived: tuple[str, ...]
+    derived: tuple[Derived, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
     graph: fx.GraphModule = field(repr=False)
@@ -120,14 +124,15 @@ class _Sorted:
                 continue
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
-                    uses[labels.setdefault(arg, arg.name)] += 1
+                    uses[labels.setdefault(arg, f"%{arg.name}")] += 1
                     if arg not in self.names.values():
-                        derived[arg.name] = arg
+                        derived[labels[arg]] = arg
             self._replace(node)
         feeding = {
             name for name, node in self.names.items() if _reaches(node, set(derived.values()))
         }
         joint = feeding | {name for name, count in uses.items() if count > 1}
+        pulls = self._pulls(labels, list(derived.values()))
         for name, node in derived.items():
             with self.graph.inserting_after(node):
                 label = self.graph.call_function(_label, (self.tape, name, node))
@@ -138,11 +143,40 @@ class _Sorted:
         return OneExample(
             self.module.forward,
             tuple(self.names),
-            tuple(derived),
+            pulls,
             frozenset(joint),
             tuple(self.constants),
             self.module,
         )
+
+    def _pulls(self, labels: dict[fx.Node, str], pending: list[fx.Node]) -> tuple[Derived, ...]:
+        """Say how the gradients of derived values are pulled back, in the order of the graph.
+
+        `labels` name parameters and derived values. What is needed is noted on the tape.
+        """
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        found: dict[fx.Node, Derived] = {}
+        needed: dict[fx.Node, str] = {}
+        while pending:
+            node = pending.pop()
+            if node in found or node in self.names.values():
+                continue
+            pull = pull_of(node, lambda arg: self.kinds.get(arg) == "shared")
+            sources, needs = ((), (node,)) if pull is None else pull
+            pending += [source for source, _ in sources]
+            found[node] = Derived(
+                labels.setdefault(node, f"%{node.name}"),
+                tuple((labels.setdefault(n, f"%{n.name}"), step) for n, step in sources),
+                tuple(needed.setdefault(n, f"={n.name}") for n in needs),
+            )
+        start = next(n for n in self.graph.nodes if n.op != "placeholder")
+        for node, name in needed.items():
+            is_input = node.op == "placeholder"
+            with (
+                self.graph.inserting_before(start) if is_input else self.graph.inserting_after(node)
+            ):
+                self.graph.call_function(_note, (self.tape, name, node))
+        return tuple(found[node] for node in sorted(found, key=order.__getitem__))
 
     # Tensors from outside --------------------------------------------------------------------------
 
@@ -168,6 +202,7 @@ class _Sorted:
                 self.constants.append((tensor, tensor._version))
                 continue
             whole = self._input(name)
+            whole.meta.update(node.meta)
             if _is_same_part(tensor, held[name]):
                 node.replace_all_uses_with(whole)
             else:
@@ -221,9 +256,8 @@ class _Sorted:
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
-            if is_own or not (
-                is_row or (self.kinds[root] != "example" and set(values) - {"constant"})
-            ):
+            is_needed = bool(set(values) - {"constant"}) or _is_random(node)
+            if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
                 copy = self.graph.call_function(_spread, (self.tape, root))
@@ -234,8 +268,13 @@ class _Sorted:
     def _sort(self) -> None:
         self.kinds.clear()
         trainable = {node for name, node in self.names.items() if name in self.trainable}
+        has_gradients = True
         for node in self.graph.nodes:
+            if node.target is torch._C._set_grad_enabled:
+                has_gradients = bool(node.args[0])
             of = {self.kinds[n] for n in node.all_input_nodes}
+            if not has_gradients or node.target is aten.detach.default:
+                of -= {"shared"}
             if node in self.rows or node.target is _spread or _is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
@@ -261,13 +300,13 @@ class _Sorted:
             call = _meet
         elif _is_random(node):
             call = _draw
-        elif node.target in STACKED:
+        elif node.target in STACKED or mappable(node.target) is not node.target:
             call = _stack
         else:
             return
-        args = (self.tape, node.target, *node.args)
-        if node.target is mask_of_dropout:  # the code of a graph can name operators of torch only
-            call, args = _draw_mask, (self.tape, *node.args)
+        # The code of a graph can name operators of torch only; functions go by their name.
+        target = FUNCTIONS.get(node.target, node.target)
+        args = (self.tape, target, *node.args)
         with self.graph.inserting_before(node):
             new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -330,15 +369,17 @@ def _aliased(node: fx.Node) -> fx.Node | None:
 def _is_random(node: fx.Node) -> bool:
     if node.target is mask_of_dropout:
         return True
+    if node.target in _SIMPLER:  # what is left of these draws nothing
+        return False
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if node.target in torch_internals.MODES or (
-        node.target in (_spread, _meet) and _written_by(node)
-    ):
+    if node.target in (*torch_internals.MODES, _note):
+        return True
+    if node.target in (_spread, _meet) and _written_by(node):
         return True
     return bool(_written(node))
 
@@ -364,19 +405,15 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, args, kwargs)
+    return tape.meet(NAMED.get(target, target), args, kwargs)
 
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(target, args, kwargs)
-
-
-def _draw_mask(tape: Any, *args: Any) -> Any:
-    return tape.draw(mask_of_dropout, args, {})
+    return tape.draw(NAMED.get(target, target), args, kwargs)
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(target, args, kwargs)
+    return tape.stack(NAMED.get(target, target), args, kwargs)
 
 
 def _spread(tape: Any, value: Tensor) -> Tensor:
@@ -387,16 +424,8 @@ def _label(tape: Any, name: str, value: Tensor) -> Tensor:
     return tape.label(name, value)
 
 
-def mask_of_dropout(like: Tensor, p: float) -> Tensor:
-    """Return a mask that dropout multiplies its input with: 0, or else 1 / (1 - p)."""
-    return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p) if p < 1 else torch.zeros_like(like)
-
-
-def _simpler_dropout(graph: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node:
-    if not train or p == 0:
-        return x
-    mask = graph.call_function(mask_of_dropout, (x, p))
-    return graph.call_function(aten.mul.Tensor, (x, mask))
+def _note(tape: Any, name: str, value: Tensor) -> None:
+    tape.note(name, value)
 
 
 def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
@@ -404,8 +433,7 @@ def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
 
 
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
-    aten.dropout.default: _simpler_dropout,
+    **SIMPLER,
+    aten.cross_entropy_loss.default: simpler_cross_entropy,
     aten.fill_.Tensor: _simpler_fill,
 }
-
-STACKED: dict[Any, Any] = {}

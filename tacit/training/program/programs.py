@@ -228,8 +228,8 @@ class Programs:
         if read:
             raise IncompatibleModel(
                 f"A call of loss_fn reads {_listed(sorted(read))}, which the call before it "
-                "computed from its batch: records of one lot would reach the next one. Compute it "
-                "from the batch alone."
+                "computed: records of one lot would reach the next one. Compute it from the batch "
+                "alone."
             )
 
     def _trace(

@@ -882,9 +882,7 @@ def dit() -> Built:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norms = nn.ModuleList(
-                nn.LayerNorm(16, elementwise_affine=False) for _ in range(2)
-            )
+            self.norms = nn.ModuleList(nn.LayerNorm(16, elementwise_affine=False) for _ in range(2))
             self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
             self.mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU("tanh"), nn.Linear(24, 16))
             self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(16, 96))
@@ -1365,7 +1363,9 @@ def neural_ode() -> Built:
 @architecture
 def physics_informed() -> Built:
     """The loss holds the derivative of the network with respect to its input."""
-    model = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+    model = nn.Sequential(
+        nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1)
+    )
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
         (x,) = batch
