@@ -72,6 +72,11 @@ class Programs:
         self._draws = self._has_warned = False
         self._cost = 0.0
 
+    @property
+    def draws_for_real(self) -> bool:
+        """Whether a random number in a condition is drawn when the program is traced."""
+        return self._draws
+
     @classmethod
     def of(cls, model: nn.Module, loss_fn: LossFn, views: int) -> "Programs":
         """Return the programs of this model and loss; those of the last call alone are kept."""

@@ -8,8 +8,9 @@ do. The reason names the line of the user's code.
 import linecache
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -138,7 +139,16 @@ class TensorValues(TorchFunctionMode):
 
 def where(error: BaseException) -> str:
     """Return the last line outside of torch and this library that `error` passed, as text."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+    return _line(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def line_of(frame: FrameType) -> str:
+    """Return the innermost line outside of torch and this library that led to `frame`, as text."""
+    return _line(traceback.walk_stack(frame))
+
+
+def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, line in frames:
         file = frame.f_code.co_filename
         if not file.startswith((*_LIBRARIES, "<frozen")):
             source = linecache.getline(file, line).strip()
