@@ -1,4 +1,4 @@
-"""Batches as nested tuples, lists and mappings of tensors, with one row for each example.
+"""Batches as nested tuples, lists, mappings and dataclasses of tensors, one row for each example.
 
 A batch is whatever the user's collate function makes. The functions here walk it, count and slice
 its rows, check that there is one loss for each row, and answer whether fewer rows would have fitted
@@ -7,6 +7,7 @@ they are.
 """
 
 import copy
+import dataclasses
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -21,7 +22,7 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return `batch` with `change` applied to each tensor in its tuples, lists and mappings."""
+    """Return `batch` with `change` applied to each tensor in its tuples, mappings and so on."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
@@ -30,6 +31,10 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
         return type(batch)(*(map_tensors(change, value) for value in batch))
     if isinstance(batch, tuple | list | deque):
         return type(batch)(map_tensors(change, value) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        held = ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init)
+        changed = {name: map_tensors(change, value) for name, value in held}
+        return dataclasses.replace(batch, **changed)
     return batch
 
 

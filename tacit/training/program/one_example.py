@@ -117,6 +117,8 @@ class _Sorted:
         for node in list(self.graph.nodes):
             if self.kinds[node] != "example" and node.target is recurrence.LAYER:
                 node.target = recurrence.layer_by_torch
+            if isinstance(node.target, torch_internals.CustomCall):
+                node.args = (self.tape, *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
@@ -245,7 +247,7 @@ class _Sorted:
                 return
 
     def _own_copy(self, node: fx.Node) -> bool:
-        for target in _written(node):
+        for target in written(node):
             root = self.roots[target]
             if root.op == "get_attr" or root in self.names.values():
                 name = next((n for n, v in self.names.items() if v is root), "a tensor")
@@ -273,7 +275,7 @@ class _Sorted:
             of = {self.kinds[n] for n in node.all_input_nodes}
             if not has_gradients or node.target is aten.detach.default:
                 of -= {"shared"}
-            if node in self.rows or node.target is _spread or _is_random(node):
+            if node in self.rows or node.target is _spread or is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
                 kind = "shared"
@@ -292,11 +294,11 @@ class _Sorted:
     def _replace(self, node: fx.Node) -> None:
         """Make a node that needs more than the map a call of the tape."""
         is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
-        if node.target is _spread or node.target is _label:
+        if node.target is _spread or isinstance(node.target, torch_internals.CustomCall):
             return
         if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
             call = _meet
-        elif _is_random(node):
+        elif is_random(node):
             call = _draw
         elif node.target in STACKED:
             call = _stack
@@ -333,7 +335,7 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
     yield from found
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -364,7 +366,7 @@ def _aliased(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     if node.target is mask_of_dropout:
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -377,7 +379,7 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target in (_spread, _meet) and _written_by(node):
         return True
-    return bool(_written(node))
+    return bool(written(node))
 
 
 def _written_by(node: fx.Node) -> bool:

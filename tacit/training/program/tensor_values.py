@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
 from tacit.training.program import torch_internals
+from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
 from tacit.training.tree import Batch, LossFn
 
@@ -98,6 +99,10 @@ class TensorValues(TorchFunctionMode):
             raise Untraceable(f"{_ASKED}, in {_name_of(func)}")
         if func in _VALUES and not torch_internals.is_fake(args[0]):
             self.read.append((args[0], args[0]._version))
+        elif func in _VALUES and (known := constant_value(args[0])) is not None:
+            self.read += [(tensor, tensor._version) for tensor in known[1]]
+            with torch_internals.untraced():
+                return func(known[0], *args[1:], **kwargs)
         found = func(*args, **kwargs)
         if func in (Tensor.item, Tensor.tolist):
             return self._placeholders(found)
