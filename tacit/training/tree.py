@@ -1,4 +1,4 @@
-"""Batches as nested tuples, lists, mappings and dataclasses of tensors, one row for each example.
+"""Batches as nested tuples, lists and mappings of tensors, with one row for each example.
 
 A batch is whatever the user's collate function makes. The functions here walk it, count and slice
 its rows, check that there is one loss for each row, and answer whether fewer rows would have fitted
@@ -7,11 +7,11 @@ they are.
 """
 
 import copy
-import dataclasses
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return `batch` with `change` applied to each tensor in its tuples, mappings and so on."""
+    """Return `batch` with `change` applied to each tensor in its tuples, lists, mappings, fields."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
@@ -31,10 +31,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
         return type(batch)(*(map_tensors(change, value) for value in batch))
     if isinstance(batch, tuple | list | deque):
         return type(batch)(map_tensors(change, value) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        held = ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init)
-        changed = {name: map_tensors(change, value) for name, value in held}
-        return dataclasses.replace(batch, **changed)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        held = {f.name: getattr(batch, f.name) for f in fields(batch) if f.init}
+        return replace(batch, **{name: map_tensors(change, v) for name, v in held.items()})
     return batch
 
 

@@ -44,6 +44,7 @@ from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.program.rules import RULES, Rule
+from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
 
@@ -197,8 +198,7 @@ class Tape:
                 self.copy(value) if isinstance(value, Tensor) and self.is_shared(value) else value
             )
 
-        args, kwargs = _map(own, args), _map(own, kwargs)
-        return target(*args, **kwargs)
+        return self.stack(target, _map(own, args), _map(own, kwargs))
 
     def copy(self, shared: Tensor) -> Tensor:
         """Return the copy that one example has of a shared value."""
@@ -223,7 +223,7 @@ class Tape:
 
     def stack(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator on all examples by its own kernel."""
-        return target(*args, **kwargs)
+        return stack(self.examples, target, args, kwargs)
 
     def each(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """Call a function that knows nothing of maps, on one example after the other."""

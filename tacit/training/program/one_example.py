@@ -28,6 +28,9 @@ from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
+from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
+from tacit.training.program.stacked import STACKED
+from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -255,9 +258,8 @@ class _Sorted:
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
-            if is_own or not (
-                is_row or (self.kinds[root] != "example" and set(values) - {"constant"})
-            ):
+            is_needed = bool(set(values) - {"constant"}) or _is_random(node)
+            if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
                 copy = self.graph.call_function(_spread, (self.tape, root))
@@ -300,13 +302,13 @@ class _Sorted:
             call = _meet
         elif is_random(node):
             call = _draw
-        elif node.target in STACKED:
+        elif node.target in STACKED or mappable(node.target) is not node.target:
             call = _stack
         else:
             return
-        args = (self.tape, node.target, *node.args)
-        if node.target is mask_of_dropout:  # the code of a graph can name operators of torch only
-            call, args = _draw_mask, (self.tape, *node.args)
+        # The code of a graph can name operators of torch only; functions go by their name.
+        target = FUNCTIONS.get(node.target, node.target)
+        args = (self.tape, target, *node.args)
         with self.graph.inserting_before(node):
             new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -369,6 +371,8 @@ def _aliased(node: fx.Node) -> fx.Node | None:
 def is_random(node: fx.Node) -> bool:
     if node.target is mask_of_dropout:
         return True
+    if node.target in _SIMPLER:  # what is left of these draws nothing
+        return False
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
@@ -403,19 +407,15 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, args, kwargs)
+    return tape.meet(NAMED.get(target, target), args, kwargs)
 
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(target, args, kwargs)
-
-
-def _draw_mask(tape: Any, *args: Any) -> Any:
-    return tape.draw(mask_of_dropout, args, {})
+    return tape.draw(NAMED.get(target, target), args, kwargs)
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(target, args, kwargs)
+    return tape.stack(NAMED.get(target, target), args, kwargs)
 
 
 def _spread(tape: Any, value: Tensor) -> Tensor:
@@ -430,25 +430,11 @@ def _note(tape: Any, name: str, value: Tensor) -> None:
     tape.note(name, value)
 
 
-def mask_of_dropout(like: Tensor, p: float) -> Tensor:
-    """Return a mask that dropout multiplies its input with: 0, or else 1 / (1 - p)."""
-    return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p) if p < 1 else torch.zeros_like(like)
-
-
-def _simpler_dropout(graph: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node:
-    if not train or p == 0:
-        return x
-    mask = graph.call_function(mask_of_dropout, (x, p))
-    return graph.call_function(aten.mul.Tensor, (x, mask))
-
-
 def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(aten.copy_.default, (target, value))
 
 
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
-    aten.dropout.default: _simpler_dropout,
+    **SIMPLER,
     aten.fill_.Tensor: _simpler_fill,
 }
-
-STACKED: dict[Any, Any] = {}

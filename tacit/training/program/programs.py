@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tacit.errors import IncompatibleModel
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample, Untraceable, traced
+from tacit.training.program.one_by_one import OTHER_SHAPE
 from tacit.training.program.python_state import Kept, Leftover, PythonState
 from tacit.training.program.tensor_values import TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
@@ -116,7 +117,7 @@ class Programs:
         """Return the program of examples with the shapes in `batch`."""
         key = self._key(batch)
         if key not in self._shapes:
-            raise Untraceable("an example has a shape that was not traced before the run")
+            raise Untraceable(OTHER_SHAPE)
         if key not in self._programs:  # since the lot began, whose first trace has written
             now = self._state.now()
             self._state.put_back(self._kept)
@@ -222,8 +223,8 @@ class Programs:
         if read:
             raise IncompatibleModel(
                 f"A call of loss_fn reads {_listed(sorted(read))}, which the call before it "
-                "computed from its batch: records of one lot would reach the next one. Compute it "
-                "from the batch alone."
+                "computed: records of one lot would reach the next one. Compute it from the batch "
+                "alone."
             )
 
     def _trace(

@@ -325,9 +325,7 @@ class PythonState:
                     self._when_named(name, slot)
 
     def _class(self, label: str, value: type) -> None:
-        is_own = value.__module__ == "__main__" or is_own_module(
-            sys.modules.get(value.__module__)
-        )
+        is_own = value.__module__ == "__main__" or is_own_module(sys.modules.get(value.__module__))
         if not (is_own or issubclass(value, nn.Module)) or value is nn.Module:
             return
         for name, content in list(vars(value).items()):

@@ -195,6 +195,23 @@ def level() -> int:
     return retrieve_current_functorch_interpreter().level()
 
 
+@cache
+def mappable(target: Any) -> Any:
+    """Return an operator, or the function that composes it of others if vmap has no rule for it.
+
+    Without a rule vmap would call the operator's kernel for one example after the other.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    rules = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or any(has_kernel(target.name(), rule) for rule in rules)
+        or not has_kernel(target.name(), "CompositeImplicitAutograd")
+    ):
+        return target
+    return target.decompose
+
+
 # oneDNN's product has no formula for autograd, so it is used inside of layer rules only. Below
 # FEW multiply-adds a call of it takes longer than the product by torch's own library.
 _ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

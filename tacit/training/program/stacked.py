@@ -1,0 +1,90 @@
+"""Operators that run on all examples at once by torch's own kernel, outside of the map.
+
+`torch.func.vmap` has a slow rule for them, or none. None takes a shared value whose gradient is
+wanted: such a call is a site. The examples' axis is merged with the batch that one example has of
+its own, and these operators compute each entry of a batch alone, so no example reaches another.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.training.program.torch_internals import (
+    is_mapped,
+    mappable,
+    outside_of_map,
+    with_map,
+    without_map,
+)
+
+aten = torch.ops.aten
+
+
+def stack(examples: int, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator gives for one example of a map, computed for all examples at once."""
+    tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    mapped = [i for i in tensors if is_mapped(args[i])]
+    how = STACKED.get(target)
+    if how is _attention and mapped:
+        is_usable = len({args[i].dim() for i in range(3)}) == 1
+        mapped = tensors
+    else:
+        is_usable = mapped == [0]
+    if how is None or not is_usable:
+        return mappable(target)(*args, **kwargs)
+    stacked = [without_map(a, examples) if i in mapped else a for i, a in enumerate(args)]
+    with outside_of_map():
+        found = how(target, *stacked, **kwargs)
+    return with_map(found)
+
+
+def _batch(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run an operator for which an example always has a batch of its own."""
+    return target(x.flatten(0, 1), *args, **kwargs).unflatten(0, x.shape[:2])
+
+
+def _convolution(target: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run a convolution, for which an example may have a batch of its own or not."""
+    if x.dim() > weight.dim():
+        return _batch(target, x, weight, *args, **kwargs)
+    return target(x, weight, *args, **kwargs)
+
+
+def _attention(
+    target: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Attend, in the four axes (batch, heads, positions, features) that fast kernels take."""
+    if query.dim() == 3:
+        query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+        return _attention(target, query, key, value, mask, *args, **kwargs).squeeze(1)
+    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+
+    def joined(t: Tensor) -> Tensor:
+        return t.expand(*batch, *t.shape[-3:]).flatten(0, -4)
+
+    if mask is not None:
+        inner = [1] * (query.dim() - mask.dim())
+        mask = joined(mask.reshape(mask.shape[0], *inner, *mask.shape[1:]))
+    found = target(joined(query), joined(key), joined(value), mask, *args, **kwargs)
+    return found.unflatten(0, batch)
+
+
+STACKED: dict[Any, Callable[..., Tensor]] = {
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.group_norm.default: _batch,
+    aten.instance_norm.default: _batch,
+    **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _convolution),
+    **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _convolution),
+    **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _convolution),
+    aten.conv_transpose1d.default: _convolution,
+    aten.conv_transpose2d.input: _convolution,
+    aten.conv_transpose3d.input: _convolution,
+}
