@@ -258,7 +258,7 @@ class _Sorted:
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
-            is_needed = bool(set(values) - {"constant"}) or _is_random(node)
+            is_needed = bool(set(values) - {"constant"}) or is_random(node)
             if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
