@@ -112,7 +112,8 @@ class Programs:
         key, one = next(iter(self._shapes.items()))
         if not self.moving:
             self._keep(key, self._examined(one))
-            self._warn(f"{_listed(changed)} changed, which the program of one example reads")
+            if values := [name for name in changed if not name.endswith(".training")]:
+                self._warn(f"{_listed(values)} changed, which the program of one example reads")
         if self.moving:
             self._keep(key, self._trace(one, self._state, self._kept)[0])
 
