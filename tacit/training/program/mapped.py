@@ -225,6 +225,21 @@ class Tape:
         """Compute an operator on all examples by its own kernel."""
         return stack(self.examples, target, args, kwargs)
 
+    def each(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        """Call a function that knows nothing of maps, on one example after the other."""
+        if not any(map(is_mapped, tensors)):
+            with outside_of_map():
+                return function(*tensors)
+        rows = [self._stacked(t).unbind() for t in tensors]
+        with outside_of_map():
+            found = [function(*of_one) for of_one in zip(*rows, strict=True)]
+        if isinstance(found[0], Tensor):
+            return with_map(torch.stack(found))
+        return tuple(
+            with_map(torch.stack(results)) if isinstance(results[0], Tensor) else results[0]
+            for results in zip(*found, strict=True)
+        )
+
     # Backward --------------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:

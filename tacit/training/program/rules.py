@@ -6,6 +6,7 @@ batch such as windows) is merged with that axis, as torch's operators expect.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from tacit.training.gradients import (
     normalization,
     recurrent_steps,
 )
-from tacit.training.gradients.site import Declined, Site
+from tacit.training.gradients.site import Declined, Layout, Site
 from tacit.training.program.recurrence import LAYER
 
 aten = torch.ops.aten
@@ -84,6 +85,35 @@ def _embedding(
     return embedding.embedding(site, ids, table, None if padding_idx < 0 else padding_idx)
 
 
+def _embedding_bag(
+    site: Site,
+    table: Tensor,
+    ids: Tensor,
+    starts: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,  # noqa: ARG001  # as above
+    weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor]:
+    """Compute the bags of all examples, of which each has the same number of entries."""
+    if scale_grad_by_freq or weights is not None:
+        raise Declined
+    starts = starts[:-1] if include_last_offset else starts
+    first = torch.arange(len(ids), device=ids.device).unsqueeze(1) * ids.shape[1]
+    bags = replace(site, output=Layout(0, len(starts)))
+    found = embedding.embedding_bag(
+        bags,
+        ids.flatten(),
+        table,
+        (first + starts).flatten(),
+        mode=("sum", "mean", "max")[mode],
+        padding_idx=None if padding_idx is None or padding_idx < 0 else padding_idx,
+    )
+    return (found.unflatten(0, (len(ids), len(starts))),)
+
+
 def _index(site: Site, table: Tensor, indices: Any) -> Tensor:
     if len(indices) != 1:
         raise Declined
@@ -118,6 +148,8 @@ RULES: dict[Any, Rule] = {
     aten.mm.default: Rule(linear.matmul, 0, _has_rows),
     aten.addmm.default: Rule(_addmm, 1, _second_has_rows),
     aten.embedding.default: Rule(_embedding, 1, _second_has_axis),
+    aten.embedding_bag.default: Rule(_embedding_bag, 1, _never),
+    aten.embedding_bag.padding_idx: Rule(_embedding_bag, 1, _never),
     aten.layer_norm.default: Rule(_layer_norm, 0, _normalized),
     aten.rms_norm.default: Rule(normalization.rms_norm, 0, _normalized),
     aten.group_norm.default: Rule(_group_norm, 0, _always),
