@@ -48,6 +48,9 @@ class Programs:
     ----------
     moving
         Why the program is traced again for each lot; "" if it is not.
+    changed
+        Names of the values that had changed when the last lot began. There is one warning if this
+        happens in two lots in a row.
     traces
         Number of times that programs were made anew since the first, so that what was compiled from
         them can be dropped.
@@ -63,6 +66,7 @@ class Programs:
     ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self.moving, self.traces = "", 0
+        self.changed: list[str] = []
         self._private = {_memory_of(tensor) for tensor in private}
         self._shapes: dict[Any, Batch] = {}  # an example of zeros, by shapes
         self._programs: dict[Any, OneExample] = {}
@@ -101,9 +105,9 @@ class Programs:
         Call it once before the examples of a lot are summed, within the context that seeds the
         generators of the step.
         """
-        changed = [] if self.moving else self._changed()
+        before, self.changed = self.changed, [] if self.moving else self._changed()
         self._require_unchanged_constants()
-        if not (self.moving or changed):
+        if not (self.moving or self.changed):
             return
         self.traces += 1
         self._programs.clear()
@@ -112,8 +116,9 @@ class Programs:
         key, one = next(iter(self._shapes.items()))
         if not self.moving:
             self._keep(key, self._examined(one))
-            if values := [name for name in changed if not name.endswith(".training")]:
-                self._warn(f"{_listed(values)} changed, which the program of one example reads")
+            if before:  # a single change, such as of the mode, costs little
+                names = _listed(self.changed)
+                self._warn(f"{names} changed, which the program of one example reads")
         if self.moving:
             self._keep(key, self._trace(one, self._state, self._kept)[0])
 
@@ -156,7 +161,7 @@ class Programs:
     def _warn(self, what: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            again = "for each lot" if self.moving else "now, and whenever such a value changes"
+            again = "for each lot" if self.moving else "whenever such a value changes"
             warnings.warn(
                 f"{what}, so it is traced again {again}, which took {self._cost:.2g} s.",
                 RuntimeWarning,
@@ -219,8 +224,8 @@ class Programs:
         read = {made.get(id(tensor)) for tensor in self._inputs(program)}
         if names := read & {label for label, _, _ in again}:
             raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, which the call "
-                "before it computed: records of one lot would reach the next one. Compute it from the "
+                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before it "
+                "has left it: records of one lot would reach the next one. Compute it from the "
                 "batch alone."
             )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tacit.errors import IncompatibleModel
+from tacit.errors import TacitError
 from tacit.training.program import torch_internals
 from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
@@ -81,12 +81,16 @@ class TensorValues(TorchFunctionMode):
         self._is_given = False
 
     def losses(self, loss_fn: LossFn, model: nn.Module, batch: Batch) -> Tensor:
-        """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced."""
+        """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced.
+
+        Errors that tracing has nothing to do with are left as they are.
+        """
         try:
             with self:
                 return loss_fn(model, batch)
         except Exception as error:
-            if isinstance(error, IncompatibleModel) and not isinstance(error, Untraceable):
+            is_other = not (self._is_given or isinstance(error, RuntimeError))
+            if not isinstance(error, Untraceable) and (is_other or isinstance(error, TacitError)):
                 raise
             raise Untraceable(self._what(error) + where(error)) from error
 
