@@ -56,7 +56,9 @@ class Draws:
         if drawn.shape == torch.Size(shape):  # one draw for the lot
             return drawn.expand(self.examples, *drawn.shape)
         for axis in range(drawn.dim()):
-            parts = drawn.unflatten(axis, (self.examples, -1)) if self._splits(drawn, axis) else None
+            parts = (
+                drawn.unflatten(axis, (self.examples, -1)) if self._splits(drawn, axis) else None
+            )
             if parts is not None and parts.movedim(axis, 0).shape[1:] == torch.Size(shape):
                 return parts.movedim(axis, 0)
         return None
