@@ -217,7 +217,9 @@ def make_private(
     of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
     traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
-    started = _started(model, loss_fn, records, clip, arithmetic, speed, of_lot, ranks, check=check)
+    usual = min(speed.max_microbatch or batch_size, -(-batch_size // ranks.size))
+    of_start = {"usual": usual, "check": check}
+    started = _started(model, loss_fn, records, clip, arithmetic, speed, of_lot, ranks, **of_start)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -404,6 +406,7 @@ def _started(
     of_lot: dict[str, Any],  # Any: options of sums of lots
     ranks: Ranks,
     *,
+    usual: int,
     check: bool,
 ) -> Started | None:
     """Return the program of one example, traced and compared; None with another engine."""
@@ -412,12 +415,8 @@ def _started(
     if loss_fn is None:
         raise ValueError("engine='program' needs loss_fn, whose program is traced.")
     options = {"views": of_lot["views"], "augment": of_lot["augment"], "check": check}
-    options |= {"bounded": arithmetic == "bounded"}
-    state = ProgramState(model, loss_fn, of_lot["augment"], *records.program)
-    try:
-        return ranks.on_all(lambda: start(model, loss_fn, records.blanks(), clip, **options))
-    finally:
-        state.restore()
+    options |= {"bounded": arithmetic == "bounded", "usual": usual, "private": records.tensors}
+    return ranks.on_all(lambda: start(model, loss_fn, records.blanks(), clip, **options))
 
 
 def _arithmetic(

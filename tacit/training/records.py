@@ -146,6 +146,14 @@ class Records:
         tensors = self.dataset.tensors if self.is_stored else ()
         return tensors if tensors and all(t.device == self.device for t in tensors) else None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold the data set, if it is made of such. Private."""
+        inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
+        held = getattr(inner, "columns", None)
+        found = held.values() if isinstance(held, dict) else getattr(inner, "tensors", ())
+        return [t for t in found if isinstance(t, Tensor)]
+
     def fetch(self, indices: Indices, seed: int = 0) -> Batch:
         """Return the records at `indices` as one batch on the model's device."""
         return self.to_device(self.fetch_on_host(indices, seed))

@@ -270,7 +270,8 @@ class Tape:
         """Add the per-example gradients from one site that takes several shared tensors."""
         names = tuple(self.labels[id(tensor)] for tensor in tensors)
         groups = {self.groups.get(name) for name in names}  # None: derived from parameters
-        if len(groups) > 1 or None in groups:
+        is_slower = len(names) == 1 or tensors[0].is_cuda  # kernels there take aligned widths
+        if is_slower or len(groups) > 1 or None in groups:
             for tensor, own in zip(tensors, gradient.apart(), strict=True):
                 self.add(tensor, own)
         elif self.program.joint.isdisjoint(names):

@@ -29,7 +29,7 @@ from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
 from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
-from tacit.training.program.stacked import STACKED
+from tacit.training.program.stacked import STACKED, simpler_cross_entropy
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
@@ -437,5 +437,6 @@ def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
 
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
     **SIMPLER,
+    aten.cross_entropy_loss.default: simpler_cross_entropy,
     aten.fill_.Tensor: _simpler_fill,
 }

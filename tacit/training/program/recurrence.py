@@ -158,15 +158,15 @@ class _AllSteps(Operation):
     def forward(self, x: Tensor, h: Tensor, c: Tensor | None, *weights: Any) -> Any:
         w_ih, w_hh, b_ih, b_hh, w_hr = weights
         with without_autocast(x):
-            seen, h, c = cast(w_ih.dtype, x, h, c)
+            seen, first, first_c = cast(w_ih.dtype, x, h, c)
             is_one = self.kind == "gru" or b_ih is None
             z = linear(seen, w_ih, b_ih if is_one else b_ih + b_hh)
             walk = _forward if type(z) is Tensor else _forward_whole
-            z, *kept = walk(self.kind, self.is_reversed, z, h, c, w_hh, b_hh, w_hr)
+            z, *kept = walk(self.kind, self.is_reversed, z, first, first_c, w_hh, b_hh, w_hr)
         # Whoever takes the results may write into them, so they are copies.
         found = [_parts(kept[0], self.is_reversed)[1].to(x.dtype, copy=True)]
         if c is not None:
-            found.append(kept[1][0 if self.is_reversed else -1].to(x.dtype, copy=True))
+            found.append(kept[1][0 if self.is_reversed else -1].to(c.dtype, copy=True))
         return tuple(found), (seen, w_ih, w_hh, w_hr, z, *kept)
 
     def backward(self, saved: Any, needs: Any, *grads: Tensor) -> Sequence[Tensor | None]:
@@ -316,20 +316,18 @@ def _lstm_backward(
     c, tanh_c = _parts(kept[1], is_reversed)[0], kept[2]
     projected = dout if w_hr is None else dout.new_empty(dout.shape)
     dh = torch.zeros_like(dout[0])
-    buffers = z, z.unflatten(2, (4, -1))[:, :, :3], i, f, g, o, c, tanh_c, dout, projected
-    for z_, i_f_g, i_, f_, g_, o_, c_, tanh_, do, dp in _in_time(not is_reversed, *buffers):
+    buffers = z, i, f, g, o, c, tanh_c, dout, projected
+    for z_, i_, f_, g_, o_, c_, tanh_, do, dp in _in_time(not is_reversed, *buffers):
         dh = dh + do
         if w_hr is not None:
             dp.copy_(dh)
             dh = linear(dh, w_hr.t())
         dc = torch.addcmul(dc, dh, torch.ops.aten.tanh_backward(o_, tanh_))
-        past = dc * f_
-        of_g = torch.ops.aten.tanh_backward(i_, g_)
-        _sigmoid_backward(g_, i_, grad_input=i_)
-        _sigmoid_backward(c_, f_, grad_input=f_)
-        g_.copy_(of_g)
-        i_f_g.mul_(dc.unsqueeze(1))
-        _sigmoid_backward(tanh_.mul(dh), o_, grad_input=o_)
+        of_i, of_f, of_g, past = dc * g_, dc * c_, dc * i_, dc * f_
+        _sigmoid_backward(of_i, i_, grad_input=i_)
+        _sigmoid_backward(of_f, f_, grad_input=f_)
+        _tanh_backward(of_g, g_, grad_input=g_)
+        _sigmoid_backward(dh * tanh_, o_, grad_input=o_)
         dh, dc = linear(z_, w_hh.t()), past
     return [z, dh, dc] if w_hr is None else [z, dh, dc, projected]
 

@@ -228,5 +228,6 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     aten.bilinear.default: products.bilinear,
     aten.index.Tensor: _index_of_table,
     aten.index_select.default: _index_select,
+    aten.embedding_bag.default: _embedding_bag,
     aten.embedding_bag.padding_idx: _embedding_bag,
 }
