@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tacit.training.noisy_loss import NoisyLoss
     from tacit.training.plan import Geometric, Linear, Stairs, count_steps
     from tacit.training.private import Private
+    from tacit.training.program.pad_to import PadTo
     from tacit.training.speed import Speed
     from tacit.training.users import Users, advise_sampling
 
@@ -60,6 +61,7 @@ _HOMES = {
     "MLflow": "callbacks",
     "NoisyLoss": "noisy_loss",
     "NoisyMean": "noise",
+    "PadTo": "program.pad_to",
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
@@ -99,6 +101,7 @@ __all__ = [
     "MLflow",
     "NoisyLoss",
     "NoisyMean",
+    "PadTo",
     "PerGroup",
     "PerLayer",
     "Private",

@@ -283,8 +283,9 @@ class ForeignLoops(EpochLoops):
     def _hand_out(self, microbatch: Microbatch, *, is_last: bool, number: int = 1) -> None:
         if self._isolation.is_certain:
             raise RuntimeError(
-                "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
-                "outside of the traced program. Use isolation='checked'."
+                "the program of one example covers private.step(batch) and private.backward() "
+                "alone: a loop of your own computes outside of it. Leave its losses out, or use "
+                "isolation='checked' with another engine."
             )
         tested = None
         if self._isolation.tests_loop(self.steps_taken):

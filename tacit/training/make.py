@@ -47,8 +47,12 @@ from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
+from tacit.training.program.comparison import EXAMPLES, require_same_alone
+from tacit.training.program.one_by_one import random_like
+from tacit.training.program.pad_to import PadTo
+from tacit.training.program.start import Started, start
 from tacit.training.program_state import ProgramState
-from tacit.training.records import Records
+from tacit.training.records import Records, read_records
 from tacit.training.speed import Speed
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
@@ -207,7 +211,7 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
+    records = _records(dataset, unit, collate_fn, parameters, guard, isolation, speed, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
@@ -215,6 +219,9 @@ def make_private(
     of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
     traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
+    usual = min(speed.max_microbatch or batch_size, -(-batch_size // ranks.size))
+    of_start = {"usual": usual, "check": check}
+    started = _started(model, loss_fn, records, clip, arithmetic, speed, of_lot, ranks, **of_start)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -236,20 +243,23 @@ def make_private(
         checkpoint=kept,
     )
     _require_same_start(ranks, model, plan, records)
-    rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
+    is_formed = isolation == "strict" or (started is not None and started.programs is None)
+    rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, speed, is_formed=is_formed)
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
-    tested = loss_fn if check and traced is None else None
+    tested = loss_fn if check and traced is None and started is None else None
     options = {"views": views, "augment": transform, "steps": plan.steps, "guard": guard}
     options |= {"engine": speed.engine}
-    kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
+    words = "by construction" if traced else "not tested" if started is None else started.statement
+    kept_apart = _isolation(words, model, tested, records, clip, ranks, options)
     needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, transform, speed))
+    needed = needed if started is None else started.bytes_of_example
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, transform)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
     key = ranks.share(Key.from_seed(seed))
     how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
     how |= {"bounded": rounding.mode == "bounded"}
-    lot_sum = traced or LotSum(model, loss_fn, clip, **how, **of_lot)
+    lot_sum = traced or LotSum(model, loss_fn, clip, started=started, **how, **of_lot)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
@@ -291,7 +301,7 @@ def _kept(checkpoint: object) -> Checkpoint | None:
 
 
 def _isolation(
-    traced: TracedLotSum | None,
+    words: str,
     model: nn.Module,
     tested: LossFn | None,
     records: Records,
@@ -299,10 +309,9 @@ def _isolation(
     ranks: Ranks,
     options: dict[str, Any],  # Any: those of `CheckedIsolation`
 ) -> Isolation:
-    """Return how examples are kept apart: by tests, by construction, or not at all."""
+    """Return how examples are kept apart: by tests, or as `words` say."""
     if tested is None:
-        words = "not tested" if traced is None else "by construction"
-        return Isolation(words, guard=options["guard"], is_certain=traced is not None)
+        return Isolation(words, guard=options["guard"], is_certain=words != "not tested")
     checked = CheckedIsolation(model, tested, records, clip, **options)
     checked.before_the_first_record(ranks)
     return checked
@@ -362,14 +371,73 @@ def _records(
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
     isolation: str,
+    speed: Speed,
+    model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""
+    is_program = speed.engine == "program"
+    if isinstance(collate_fn, PadTo):
+        _refuse_lengths(collate_fn, unit, speed)
     dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
-    records = guard(Records, dataset, **options)
-    return unit.grouped(records, ids, has_one_shape=isolation == "strict")
+    records = guard(Records, dataset, one_by_one=is_program, **options)
+    if is_program and collate_fn is None and records.is_ragged:
+        (record,) = guard(read_records, records.dataset, [0])
+        options["collate_fn"] = PadTo.of_model(model, record)
+        records = guard(Records, dataset, one_by_one=True, **options)
+    widths = {"has_one_shape": isolation == "strict", "has_own_widths": is_program}
+    return unit.grouped(records, ids, **widths)
+
+
+def _refuse_lengths(pad: PadTo, unit: Unit, speed: Speed) -> None:
+    """Raise `ValueError` if records of different lengths do not fit the other options."""
+    is_single = len(pad.lengths) == 1
+    if speed.engine != "program" and not is_single:
+        raise ValueError("PadTo with several lengths needs speed=Speed(engine='program').")
+    if not is_single and (unit.users is not None or speed.static_shapes):
+        raise ValueError(
+            "PadTo must have one length with users or static_shapes, whose records are stacked: "
+            "PadTo(lengths=[n])."
+        )
+
+
+def _started(
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    records: Records,
+    clip: Clip,
+    arithmetic: str,
+    speed: Speed,
+    of_lot: dict[str, Any],  # Any: options of sums of lots
+    ranks: Ranks,
+    *,
+    usual: int,
+    check: bool,
+) -> Started | None:
+    """Return the program of one example, traced and compared; None with another engine."""
+    if speed.engine != "program":
+        return None
+    if loss_fn is None:
+        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
+    collate_fn = records.program[1] if records.program else None
+    if check and collate_fn is not None and not isinstance(collate_fn, PadTo):
+        _compare_collate_fn(collate_fn, records)
+    options = {"views": of_lot["views"], "augment": of_lot["augment"], "check": check}
+    options |= {"bounded": arithmetic == "bounded", "usual": usual, "private": records.tensors}
+    return ranks.on_all(lambda: start(model, loss_fn, records.blanks(), clip, **options))
+
+
+def _compare_collate_fn(collate_fn: Callable[[list[Any]], Batch], records: Records) -> None:
+    """Raise `IncompatibleModel` if `collate_fn` combines synthetic records like the first one."""
+    (record,) = records.guard(read_records, records.dataset, [0])
+    try:
+        lot = [random_like(record) for _ in range(EXAMPLES)]
+    except TypeError:
+        return  # records of other things than numbers
+    alone = [[one] for one in lot]
+    require_same_alone("collate_fn", collate_fn, lot, alone, records.device)
 
 
 def _arithmetic(
@@ -377,14 +445,15 @@ def _arithmetic(
     plan: TrainingPlan,
     ranks: Ranks,
     loss_fn: LossFn | None,
-    isolation: str,
     speed: Speed,
+    *,
+    is_formed: bool,
 ) -> Arithmetic:
     """Return how a run's sums are computed, and what is proved about their rounding."""
     if wanted not in ("fast", "bounded"):
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
     # A loop of the user's own gives losses, of which each example's gradient is formed.
-    is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
+    is_formed = is_formed or loss_fn is None or speed.engine in ("vmap", "loop")
     largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 

@@ -1,7 +1,7 @@
 """Access to the private records, and the microbatches in which they reach the device."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,12 +18,16 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tacit.errors import IncompatibleModel
 from tacit.training.key import Key, randomness
+from tacit.training.program.one_by_one import OTHER_SHAPE, ByShape, row_count, stacked
+from tacit.training.program.pad_to import PadTo
 from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
 Fetch = Callable[[Indices], Batch]
+_FIRST = 16  # records whose shapes are compared when training is set up
 _ROWS, _NUMBERS = 256, 1 << 24  # records and numbers that are hashed at a time
 
 
@@ -69,6 +73,15 @@ class Microbatch(NamedTuple):
 
         return [take(0, rows // 2), take(rows // 2, rows)]
 
+    def of_one_shape(self) -> list["Microbatch"]:
+        """Return microbatches whose records have one shape each, with `size` 0 if there are many.
+
+        The records are counted on this microbatch.
+        """
+        if not isinstance(self.batch, ByShape):
+            return [self]
+        return [Microbatch(batch, None) for batch in self.batch]
+
 
 class Columns(Dataset):
     """A table as a data set: a record maps the names of the columns to its values."""
@@ -87,7 +100,8 @@ class Records:
     """Random access to the private records: `fetch` turns indices into a batch on `device`.
 
     Errors of the data set and of `collate_fn` are shown as `guard` says. Floating-point numbers of
-    arrays and tables become `dtype`; tensors stay as they are.
+    arrays and tables become `dtype`; tensors stay as they are. With `one_by_one`, the data set and
+    `collate_fn` are asked for one record at a time, and the results are stacked.
 
     Attributes
     ----------
@@ -109,12 +123,13 @@ class Records:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         guard: ErrorGuard | None = None,
+        one_by_one: bool = False,
     ) -> None:
         _refuse_unusable(dataset)
         self.dataset: Any = _as_dataset(dataset, dtype)
         self.device = device
         self.is_stored = collate_fn is None and _is_stored(self.dataset)
-        self._fetch = _fetcher(self.dataset, collate_fn)
+        self._fetch = _fetcher(self.dataset, collate_fn, one_by_one=one_by_one)
         self.guard = ErrorGuard() if guard is None else guard
         inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
         is_table = type(inner) is Columns and _are_plain(inner.columns.values())
@@ -122,6 +137,7 @@ class Records:
         self.is_plain = collate_fn is None and (is_table or is_tensors)
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
+        self._pad = collate_fn if isinstance(collate_fn, PadTo) else None
 
     def __len__(self) -> int:
         return self.guard(len, self.dataset)
@@ -131,6 +147,29 @@ class Records:
         """The data set's tensors if all are on the model's device, else None. A row is a record."""
         tensors = self.dataset.tensors if self.is_stored else ()
         return tensors if tensors and all(t.device == self.device for t in tensors) else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold the data set, if it is made of such. Private."""
+        inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
+        held = getattr(inner, "columns", None)
+        found = held.values() if isinstance(held, dict) else getattr(inner, "tensors", ())
+        return [t for t in found if isinstance(t, Tensor)]
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the first records, read one by one, differ in their shapes or types."""
+        few = np.arange(min(_FIRST, len(self)))
+        if self.is_stored or self.is_plain:
+            return False
+        try:
+            return isinstance(self.guard(self._fetch, few), ByShape)
+        except IncompatibleModel:  # lists of numbers, of which torch makes one tensor for each
+            (record,) = self.guard(read_records, self.dataset, [0])
+            parts = record.values() if isinstance(record, Mapping) else record
+            if not any(isinstance(part, list) for part in parts):
+                raise
+            return True
 
     def fetch(self, indices: Indices, seed: int = 0) -> Batch:
         """Return the records at `indices` as one batch on the model's device."""
@@ -142,7 +181,7 @@ class Records:
         `seed` is for subclasses, which choose some of a user's records (`users`).
         """
         batch = self.guard(self._fetch, indices)
-        if not self.is_stored and n_rows(batch) != len(indices):
+        if not self.is_stored and row_count(batch) != len(indices):
             raise ValueError(
                 "the first axis of a batch must count the examples, but collate_fn or the data set "
                 "did not give one row for each record. Change it."
@@ -194,6 +233,19 @@ class Records:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
 
+    def blanks(self) -> list[Batch]:
+        """Return a batch like `blank` for every shape that a record can have, which is public.
+
+        These are the lengths of `PadTo`, from the shortest; else all records have one shape.
+        """
+        if self._pad is None:
+            if self.is_ragged:
+                raise IncompatibleModel(OTHER_SHAPE)
+            return [self.blank()]
+        (record,) = self.guard(read_records, self.dataset, [0])
+        found = [self.guard(self._pad.at_length, record, length) for length in self._pad.lengths]
+        return [self.to_device(map_tensors(torch.zeros_like, batch)) for batch in found]
+
 
 def _hash(tensor: Tensor, found: Any) -> Tensor:  # Any: a hash of hashlib
     """Add type, shape and numbers of a tensor to the hash `found`; return the tensor."""
@@ -203,7 +255,9 @@ def _hash(tensor: Tensor, found: Any) -> Tensor:  # Any: a hash of hashlib
     return tensor
 
 
-def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
+def _fetcher(
+    dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None, *, one_by_one: bool = False
+) -> Fetch:
     """Return the fastest function from indices to a collated batch of `dataset`'s records."""
     if collate_fn is None and _is_stored(dataset):
         return lambda indices: tuple(_rows(dataset.tensors, indices))
@@ -214,6 +268,12 @@ def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> F
         inner, chosen = _fetcher(dataset.dataset, None), np.asarray(dataset.indices, np.int64)
         return lambda indices: inner(chosen[indices])
     collate = default_collate if collate_fn is None else collate_fn
+    if one_by_one:
+
+        def one(index: int) -> Batch:
+            return collate_records(collate, read_records(dataset, [index]))
+
+        return lambda indices: stacked([one(index) for index in indices.tolist()])
     return lambda indices: collate_records(collate, read_records(dataset, indices.tolist()))
 
 

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return `batch` with `change` applied to each tensor in its tuples, lists and mappings."""
+    """Return `batch` with `change` applied to each tensor in its tuples, lists, mappings, fields."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
@@ -30,6 +31,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
         return type(batch)(*(map_tensors(change, value) for value in batch))
     if isinstance(batch, tuple | list | deque):
         return type(batch)(map_tensors(change, value) for value in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        held = {f.name: getattr(batch, f.name) for f in fields(batch) if f.init}
+        return replace(batch, **{name: map_tensors(change, v) for name, v in held.items()})
     return batch
 
 

@@ -29,7 +29,7 @@ from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
 from tacit.ledger import Ledger
 from tacit.training.key import Key
 from tacit.training.records import Indices, Records
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, map_tensors, n_rows
 
 _CLEARLY_LESS = 0.6  # noise of record sampling over that of user sampling: see `advise_sampling`
 Combine = Literal["mean", "sum", "program"]
@@ -104,7 +104,9 @@ class Unit(NamedTuple):
             )
         return dataset[[name for name in dataset.columns if name != ids]], dataset[ids]
 
-    def grouped(self, records: Records, ids: Any, *, has_one_shape: bool) -> Records:
+    def grouped(
+        self, records: Records, ids: Any, *, has_one_shape: bool, has_own_widths: bool = False
+    ) -> Records:
         """Return the records as examples of this unit: users, or records of which some are left."""
         if self.users is None:
             return records
@@ -114,7 +116,8 @@ class Unit(NamedTuple):
         if self.users.sampled == "records":
             return KeptRecords(records, found, most)
         combine = self.users.combine
-        return UserRecords(records, found, most, combine=combine, has_one_shape=has_one_shape)
+        widths = {"has_one_shape": has_one_shape, "has_own_widths": has_own_widths}
+        return UserRecords(records, found, most, combine=combine, **widths)
 
     def program(
         self, records: Records, loss_fn: LossFn | None, augment: Any, views: int
@@ -154,6 +157,7 @@ class _OfUsers(Records):
         self.dataset, self.program = inner.dataset, inner.program
         self.device, self.guard = inner.device, inner.guard
         self.is_stored, self.is_plain = inner.is_stored, inner.is_plain
+        self._pad = inner._pad
 
     @property
     def on_device(self) -> None:
@@ -170,7 +174,8 @@ class UserRecords(_OfUsers):
     A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
     (users, slots) of the slots that count. Others repeat records of the same user. With
     `has_one_shape` all batches have the same number of slots, at most `most`, else as few as the
-    users of a batch need.
+    users of a batch need. With `has_own_widths`, users of a batch need equally many: the next power
+    of two, by each user's own number of records.
 
     A loop of another library sees the records of all slots as rows of one batch, and gives a loss
     for each of them, which are combined here. With `combine` "program" it sees the pair.
@@ -186,8 +191,10 @@ class UserRecords(_OfUsers):
         *,
         combine: Combine = "mean",
         has_one_shape: bool = False,
+        has_own_widths: bool = False,
     ) -> None:
         super().__init__(inner, users, most)
+        self._saves = 1 if has_own_widths else _ROWS_OF_A_PART
         self._combine: Combine = combine
         self._widest = min(most, int(users.counts.max()))  # slots that some user fills
         self._width = self._widest if has_one_shape else None
@@ -203,6 +210,14 @@ class UserRecords(_OfUsers):
         """Return users as one batch with as many slots as a batch may have."""
         return self.to_device(self._batch(indices, 0, self._widest))
 
+    def blanks(self) -> list[Batch]:
+        """Return a batch of one user for every number of slots that a user may have."""
+        self._inner.blanks()  # raises if records have different shapes
+        widths = sorted({min(self._most, 1 << k) for k in range(self._most.bit_length() + 1)})
+        whole = map_tensors(torch.zeros_like, self.widest(np.zeros(1, np.int64)))
+        wider = map_rows(lambda t: t[:, :1].expand(1, self._most, *t.shape[2:]), whole)
+        return [map_rows(lambda t, n=n: t[:, :n].clone(), wider) for n in widths]
+
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Split users into parts with about equally many records, where that saves enough rows."""
         if self._width is not None or not len(indices):
@@ -214,7 +229,7 @@ class UserRecords(_OfUsers):
         parts: list[Indices] = []
         start = 0
         for end in ends.tolist():
-            if (end - start) * (widths[end] - widths[end - 1]) >= _ROWS_OF_A_PART:
+            if (end - start) * (widths[end] - widths[end - 1]) >= self._saves:
                 parts.append(np.sort(indices[order[start:end]]))
                 start = end
         return [*parts, np.sort(indices[order[start:]])]

@@ -28,13 +28,14 @@ from tacit._check import one_of, whole
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.engines.examples import Examples, as_views
+from tacit.training.engines.examples import Examples, as_views, views_one_by_one
 from tacit.training.engines.traced import TracedLotSum
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.program import mapped
+from tacit.training.program.start import Started
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -105,7 +106,8 @@ def clipped_sum(
         `Flat`, `PerLayer`, `PerGroup` or `Automatic`.
     engine
         "auto", "bookkeeping", "vmap" or "loop". All give the same sum; they differ in cost and in
-        which models they take. "auto" takes the first of these that can.
+        which models they take. "auto" takes the first of these that can. "program" traces the
+        program of one example and maps it over the batch, so that examples cannot meet.
     weights
         0 or 1 for each example, shape (examples,). A row of weight 0 adds exactly zero whatever it
         holds, so that batches can be padded to one shape.
@@ -176,6 +178,8 @@ class LotSum:
         Whether the rounding of the sum must be bounded (`tacit.training.arithmetic`).
     noisy_loss
         How the examples' losses are added, if the run releases them; else None.
+    started
+        The traced program, or the loop in its place, with `engine="program"`.
     """
 
     def __init__(
@@ -191,13 +195,15 @@ class LotSum:
         reason: str = "",
         bounded: bool = False,
         noisy_loss: NoisyLoss | None = None,
+        started: Started | None = None,
     ) -> None:
+        self._started = started
         self._noisy_loss = noisy_loss
         self._reason = reason
         self._bounded = bounded
         self._model = model
         self._loss_fn = loss_fn
-        self._engine = engine_named(engine)
+        self._engine = engine_named(engine) if started is None else started.engine
         self._views = views
         self._augment = augment
         self._norms = norm_layers(model)
@@ -246,6 +252,8 @@ class LotSum:
                 lot.source.use_few_sizes()
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
+            if self._started is not None and self._started.programs is not None:
+                self._started.programs.begin_lot()
             pending = list(lot.pending())
             is_own = compiled is None and not self._is_on_gpu  # no sum is overwritten by the next
             total = None if pending and (is_own or len(pending) == 1) else self._zeros(clip)
@@ -256,7 +264,11 @@ class LotSum:
                     parts = self._sum_of_rows(lot, microbatch, clip, compiled, defer=is_deferred)
                     if not parts:
                         fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
-                        parts = in_halves(compute, fetched, on_halved=lower_limit)
+                        parts = [
+                            part
+                            for alike in fetched.of_one_shape()
+                            for part in in_halves(compute, alike, on_halved=lower_limit)
+                        ]
                 except Exception as error:
                     if compiled is None or not self._gives_up(error):
                         raise
@@ -301,7 +313,8 @@ class LotSum:
                 "Without it, give the losses: private.backward(losses)."
             )
         batch, weights = microbatch.batch, microbatch.weights
-        batch = as_views(batch, self._views, self._augment)
+        views_of = as_views if self._started is None else views_one_by_one
+        batch = views_of(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
             assert weights is not None  # compiled batches are padded
             reuse = not microbatch.is_half  # halves are collected before they are added

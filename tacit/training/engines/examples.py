@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._check import whole
+from tacit.errors import IncompatibleModel
 from tacit.training.clip import (
     ROUNDING,
     Clip,
@@ -21,7 +22,8 @@ from tacit.training.clip import (
 from tacit.training.gradients.factored import weighted_rows
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.noisy_loss import NoisyLoss
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
+from tacit.training.program.one_by_one import ByShape, stacked
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows, take_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,17 @@ def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None)
     if views > 1:
         batch = map_rows(lambda tensor: tensor.repeat_interleave(views, 0), batch)
     return batch if augment is None else augment(batch)
+
+
+def views_one_by_one(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:
+    """Return the views of each example of a batch; `augment` is called on one example at a time."""
+    if augment is None:
+        return as_views(batch, views, None)
+    parts = (take_rows(batch, i, i + 1) for i in range(n_rows(batch)))
+    found = stacked([as_views(part, views, augment) for part in parts], views)
+    if isinstance(found, ByShape):
+        raise IncompatibleModel("augment must give views of one shape and type for all records.")
+    return found
 
 
 def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:

@@ -327,7 +327,6 @@ class CompiledSum:
         self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
 
-
     def _by_program(self, examples: Examples) -> Callable[..., ClippedSum]:
         """Return the sum by the traced program of one example."""
         programs = Programs.of(self.model, self.loss_fn, self.views)

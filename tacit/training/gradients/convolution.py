@@ -54,7 +54,7 @@ aten = torch.ops.aten
 
 # Channels that oneDNN's convolutions keep together in one vector of a CPU (the layout nChw16c).
 BLOCK = 16
-POSITIONS = 64
+POSITIONS, WIDE = 64, 64
 
 CELLS = 128  # most cells of a patch whose inner products may be added one by one
 
@@ -295,9 +295,8 @@ class Convolved:
         roundings are no more than in a sum over blocks of the whole patch: with d(C) of
         `arithmetic.depth_in_blocks` and k cells in a patch, d(C) + k - 1 <= d(C k) for k <= CELLS.
         """
-        both = (*seen.shape[1:-1], *seen.shape[1:-1])
-        cells = ghost_norm.gram(seen.flatten(1, -2)).unflatten(2, both[len(both) // 2 :])
-        cells = cells.unflatten(1, both[: len(both) // 2])
+        size = seen.shape[1:-1]
+        cells = ghost_norm.gram(seen.flatten(1, -2)).unflatten(2, size).unflatten(1, size)
         total: Tensor | None = None
         for tap in product_of(*map(range, self.geometry.kernel)):
             steps = zip(tap, positions, self.geometry.stride, self.geometry.dilation, strict=True)
@@ -429,7 +428,7 @@ class Convolved:
             torch.backends.mkldnn.is_available()
             and self.x.device.type == "cpu"
             and self.x.dtype == self.g.dtype == torch.float32
-            and all(count % BLOCK == 0 for count in channels)
+            and all(count % BLOCK == 0 and count <= WIDE for count in channels)
             and self._taps() > 1
             and self.g.shape[2:].numel() >= POSITIONS
             and all(extra < step for extra, step in ends)

@@ -6,8 +6,9 @@ calls use one parameter, their gradients are combined before the norm is taken, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -281,6 +282,73 @@ class Concatenated:
         )
 
 
+class Region(NamedTuple):
+    """Where the numbers of a value lie in the memory of a parameter, and the value's shape."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    shape: tuple[int, ...]  # of the value: the numbers of `size` in the same order
+
+    @property
+    def stop(self) -> int:
+        """One past its last number in memory."""
+        last = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
+        return self.offset + last + 1 if 0 not in self.size else self.offset
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Gradients of a parameter of which only parts were used, each with a factored gradient.
+
+    The parts are slices or other views: no number is in two of them.
+    """
+
+    regions: tuple[Region, ...]
+    gradients: tuple[FactoredGradient, ...]
+    whole: Region
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return min((g.dtype for g in self.gradients), key=lambda d: torch.finfo(d).bits)
+
+    def dense(self) -> Tensor:
+        rows = [gradient.dense() for gradient in self.gradients]
+        return self._placed(rows, (rows[0].shape[0],))
+
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
+        found = [gradient.settle(bounded=bounded) for gradient in self.gradients]
+        squared, gradients = zip(*found, strict=True)
+        return torch.stack(squared).sum(0), replace(self, gradients=gradients)
+
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
+        found = [g.weighted_sum(factors, keep, bounded=bounded) for g in self.gradients]
+        return self._placed(found, ())
+
+    def _placed(self, values: list[Tensor], examples: tuple[int, ...]) -> Tensor:
+        """Return the values in their places, zero elsewhere; `examples` come first, if any."""
+        steps = (self.whole.stop,) * len(examples)
+        out = values[0].new_zeros(*examples, self.whole.stop)
+        for region, value in zip(self.regions, values, strict=True):
+            size, stride = examples + region.size, steps + region.stride
+            out.as_strided(size, stride, region.offset).copy_(value.reshape(size))
+        return out.as_strided(examples + self.whole.size, steps + self.whole.stride)
+
+    @staticmethod
+    def together(parts: "Sequence[Parts]") -> "Parts | None":
+        """Return the sum of gradients of several parts; None if different parts overlap."""
+        found: dict[Region, list[FactoredGradient]] = {}
+        for part in parts:
+            for region, gradient in zip(part.regions, part.gradients, strict=True):
+                found.setdefault(region, []).append(gradient)
+        regions = sorted(found, key=lambda region: region.offset)
+        if any(one.stop > next.offset for one, next in pairwise(regions)):
+            return None
+        return Parts(tuple(regions), tuple(combine(found[r]) for r in regions), parts[0].whole)
+
+
 @dataclass(frozen=True)
 class Tied:
     """Gradients of a table that is both looked up (`rows`) and used as a matrix (`outer`)."""
@@ -343,16 +411,16 @@ class Together:
     rights: tuple[Tensor | None, ...]
 
     def side_by_side(self) -> Outer:
-        """Return the gradients as those of one matrix, which has the parameters as columns.
+        """Return the gradients as those of one matrix, whose rows are the parameters' columns.
 
         Its norm is that of all parameters and takes one Gram matrix of `left` for all of them.
         """
         ones = self.left.new_ones(()).expand(*self.left.shape[:2], 1)
         columns = [ones if right is None else right for right in self.rights]
         if not is_by_time(self.left):
-            return Outer(self.left, torch.cat(columns, 2))
+            return Outer(torch.cat(columns, 2), self.left)
         by_time = torch.cat([column.transpose(0, 1) for column in columns], 2)
-        return Outer(self.left, by_time.transpose(0, 1))
+        return Outer(by_time.transpose(0, 1), self.left)
 
     def apart(self) -> list[FactoredGradient]:
         """Return the gradients of each parameter."""
@@ -429,6 +497,10 @@ def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
     if len(stacks) == len(gradients) and len({stack.heights() for stack in stacks}) == 1:
         aligned = zip(*(stack.blocks for stack in stacks), strict=True)
         return Concatenated(tuple(combine(blocks) for blocks in aligned))
+    parts = [g for g in gradients if isinstance(g, Parts)]
+    together = Parts.together(parts) if len(parts) == len(gradients) else None
+    if together is not None:
+        return together
     return Dense(sum((g.dense() for g in gradients[1:]), gradients[0].dense()))
 
 
@@ -463,12 +535,12 @@ def joined(gradients: Sequence[Dense]) -> Dense:
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients.
 
-    Or from that of gradients that are `Together` the columns of a matrix.
+    Or from that of gradients that stand `Together`, side by side.
     """
     if len(shapes) > 1 and total.dim() == 2:
-        columns = total.split([shape[1:].numel() for shape in shapes], dim=1)
-        for part, shape in zip(columns, shapes, strict=True):
-            yield part.contiguous().view(shape)
+        rows = total.split([shape[1:].numel() for shape in shapes])
+        for part, shape in zip(rows, shapes, strict=True):
+            yield part.t().contiguous().view(shape)
         return
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])

@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear
+from tacit.training.program.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -386,11 +386,12 @@ def wide(tensor: Tensor) -> Tensor:
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, or of two batches of them, summed in at least float32."""
-    multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        multiply = torch.mm if left.dim() == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32, out=out)
     if left.dim() == 2 and out is None:
         return linear(wide(left), wide(right).t())
+    multiply = torch.mm if left.dim() == 2 else products
     return multiply(wide(left), wide(right), out=out)
 
 

@@ -26,9 +26,10 @@ from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
-from tacit.training.program import recurrence, torch_internals
+from tacit.training.program import products, recurrence, torch_internals
+from tacit.training.program.derived import Derived, pull_of
 from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
-from tacit.training.program.stacked import STACKED
+from tacit.training.program.stacked import STACKED, simpler_cross_entropy
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
@@ -69,7 +70,7 @@ class OneExample:
 
     run: Callable[..., Tensor]
     names: tuple[str, ...]
-    derived: tuple[str, ...]
+    derived: tuple[Derived, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
     graph: fx.GraphModule = field(repr=False)
@@ -119,18 +120,22 @@ class _Sorted:
         for node in list(self.graph.nodes):
             if self.kinds[node] != "example" and node.target is recurrence.LAYER:
                 node.target = recurrence.layer_by_torch
+            if isinstance(node.target, torch_internals.CustomCall):
+                node.args = (self.tape, *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
-                    uses[labels.setdefault(arg, arg.name)] += 1
+                    times = 2 if node.target in products.OF_SEVERAL else 1
+                    uses[labels.setdefault(arg, f"%{arg.name}")] += times
                     if arg not in self.names.values():
-                        derived[arg.name] = arg
+                        derived[labels[arg]] = arg
             self._replace(node)
         feeding = {
             name for name, node in self.names.items() if _reaches(node, set(derived.values()))
         }
         joint = feeding | {name for name, count in uses.items() if count > 1}
+        pulls = self._pulls(labels, list(derived.values()))
         for name, node in derived.items():
             with self.graph.inserting_after(node):
                 label = self.graph.call_function(_label, (self.tape, name, node))
@@ -141,11 +146,40 @@ class _Sorted:
         return OneExample(
             self.module.forward,
             tuple(self.names),
-            tuple(derived),
+            pulls,
             frozenset(joint),
             tuple(self.constants),
             self.module,
         )
+
+    def _pulls(self, labels: dict[fx.Node, str], pending: list[fx.Node]) -> tuple[Derived, ...]:
+        """Say how the gradients of derived values are pulled back, in the order of the graph.
+
+        `labels` name parameters and derived values. What is needed is noted on the tape.
+        """
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        found: dict[fx.Node, Derived] = {}
+        needed: dict[fx.Node, str] = {}
+        while pending:
+            node = pending.pop()
+            if node in found or node in self.names.values():
+                continue
+            pull = pull_of(node, lambda arg: self.kinds.get(arg) == "shared")
+            sources, needs = ((), (node,)) if pull is None else pull
+            pending += [source for source, _ in sources]
+            found[node] = Derived(
+                labels.setdefault(node, f"%{node.name}"),
+                tuple((labels.setdefault(n, f"%{n.name}"), step) for n, step in sources),
+                tuple(needed.setdefault(n, f"={n.name}") for n in needs),
+            )
+        start = next(n for n in self.graph.nodes if n.op != "placeholder")
+        for node, name in needed.items():
+            is_input = node.op == "placeholder"
+            with (
+                self.graph.inserting_before(start) if is_input else self.graph.inserting_after(node)
+            ):
+                self.graph.call_function(_note, (self.tape, name, node))
+        return tuple(found[node] for node in sorted(found, key=order.__getitem__))
 
     # Tensors from outside --------------------------------------------------------------------------
 
@@ -171,6 +205,7 @@ class _Sorted:
                 self.constants.append((tensor, tensor._version))
                 continue
             whole = self._input(name)
+            whole.meta.update(node.meta)
             if _is_same_part(tensor, held[name]):
                 node.replace_all_uses_with(whole)
             else:
@@ -216,7 +251,7 @@ class _Sorted:
                 return
 
     def _own_copy(self, node: fx.Node) -> bool:
-        for target in _written(node):
+        for target in written(node):
             root = self.roots[target]
             if root.op == "get_attr" or root in self.names.values():
                 name = next((n for n, v in self.names.items() if v is root), "a tensor")
@@ -224,7 +259,7 @@ class _Sorted:
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
-            is_needed = bool(set(values) - {"constant"}) or _is_random(node)
+            is_needed = bool(set(values) - {"constant"}) or is_random(node)
             if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
@@ -236,9 +271,14 @@ class _Sorted:
     def _sort(self) -> None:
         self.kinds.clear()
         trainable = {node for name, node in self.names.items() if name in self.trainable}
+        has_gradients = True
         for node in self.graph.nodes:
+            if node.target is torch._C._set_grad_enabled:
+                has_gradients = bool(node.args[0])
             of = {self.kinds[n] for n in node.all_input_nodes}
-            if node in self.rows or node.target is _spread or _is_random(node):
+            if not has_gradients or node.target is aten.detach.default:
+                of -= {"shared"}
+            if node in self.rows or node.target is _spread or is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
                 kind = "shared"
@@ -257,11 +297,11 @@ class _Sorted:
     def _replace(self, node: fx.Node) -> None:
         """Make a node that needs more than the map a call of the tape."""
         is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
-        if node.target is _spread or node.target is _label:
+        if node.target is _spread or isinstance(node.target, torch_internals.CustomCall):
             return
         if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
             call = _meet
-        elif _is_random(node):
+        elif is_random(node):
             call = _draw
         elif node.target in STACKED or mappable(node.target) is not node.target:
             call = _stack
@@ -298,7 +338,7 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
     yield from found
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -329,7 +369,7 @@ def _aliased(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     if node.target is mask_of_dropout:
         return True
     if node.target in _SIMPLER:  # what is left of these draws nothing
@@ -340,11 +380,11 @@ def _is_random(node: fx.Node) -> bool:
 def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if node.target in torch_internals.MODES or (
-        node.target in (_spread, _meet) and _written_by(node)
-    ):
+    if node.target in (*torch_internals.MODES, _note):
         return True
-    return bool(_written(node))
+    if node.target in (_spread, _meet) and _written_by(node):
+        return True
+    return bool(written(node))
 
 
 def _written_by(node: fx.Node) -> bool:
@@ -387,11 +427,16 @@ def _label(tape: Any, name: str, value: Tensor) -> Tensor:
     return tape.label(name, value)
 
 
+def _note(tape: Any, name: str, value: Tensor) -> None:
+    tape.note(name, value)
+
+
 def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(aten.copy_.default, (target, value))
 
 
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
     **SIMPLER,
+    aten.cross_entropy_loss.default: simpler_cross_entropy,
     aten.fill_.Tensor: _simpler_fill,
 }

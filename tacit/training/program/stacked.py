@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from tacit.training.program.torch_internals import (
     is_mapped,
@@ -30,6 +30,8 @@ def stack(examples: int, target: Any, args: Sequence[Any], kwargs: dict[str, Any
     if how is _attention and mapped:
         is_usable = len({args[i].dim() for i in range(3)}) == 1
         mapped = tensors
+    elif how is _cross_entropy:
+        is_usable = mapped == [0, 1] and len(args) > 3 and args[3] == 0
     else:
         is_usable = mapped == [0]
     if how is None or not is_usable:
@@ -50,6 +52,41 @@ def _convolution(target: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: A
     if x.dim() > weight.dim():
         return _batch(target, x, weight, *args, **kwargs)
     return target(x, weight, *args, **kwargs)
+
+
+def _cross_entropy(target: Any, x: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Compute the losses of all rows; an example may have a batch of its own or not."""
+    if labels.dim() == 1:
+        return target(x, labels, *args, **kwargs)
+    found = target(x.flatten(0, 1), labels.flatten(0, 1), *args, **kwargs)
+    return found.unflatten(0, x.shape[:2])
+
+
+def simpler_cross_entropy(
+    graph: fx.Graph,
+    x: fx.Node,
+    labels: fx.Node,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> fx.Node | None:
+    """Write a mean or sum over an example's own rows as that of the losses of its rows."""
+    if (
+        reduction == 0
+        or weight is not None
+        or label_smoothing
+        or labels.meta["val"].is_floating_point()
+    ):
+        return None
+    each = graph.call_function(aten.cross_entropy_loss.default, (x, labels, None, 0, ignore_index))
+    total = graph.call_function(aten.sum.default, (each,))
+    if reduction == 2:
+        return total
+    counted = graph.call_function(aten.ne.Scalar, (labels, ignore_index))
+    return graph.call_function(
+        aten.div.Tensor, (total, graph.call_function(aten.sum.default, (counted,)))
+    )
 
 
 def _attention(
@@ -77,30 +114,9 @@ def _attention(
     return found.unflatten(0, batch)
 
 
-class _Pool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, cfg):
-        y, i = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *cfg)
-        ctx.save_for_backward(x, i.contiguous())
-        ctx.cfg = cfg
-        return y.contiguous()
-
-    @staticmethod
-    def backward(ctx, g):
-        x, i = ctx.saved_tensors
-        return aten.max_pool2d_with_indices_backward(g.contiguous(), x, *ctx.cfg, i), None
-
-
-def _pool(target, x, k, s=(), p=0, d=1, c=False):
-    import os
-    if os.environ.get("CONVB") and x.is_contiguous() and x.shape[2] > 3:
-        return _Pool.apply(x.flatten(0, 1), (k, s or k, p, d, c)).unflatten(0, x.shape[:2])
-    return _batch(target, x, k, s, p, d, c)
-
-
 STACKED: dict[Any, Callable[..., Tensor]] = {
     aten.scaled_dot_product_attention.default: _attention,
-    aten.max_pool2d.default: _pool,
+    aten.cross_entropy_loss.default: _cross_entropy,
     aten.group_norm.default: _batch,
     aten.instance_norm.default: _batch,
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _convolution),

@@ -118,7 +118,9 @@ def hugging(kind: str, head: str, settings: dict[str, Any], **more: Any) -> nn.M
     model = getattr(transformers, kind.removesuffix("Text") + head)(config)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    return model.eval()
+    if hasattr(model, "set_experts_implementation") and "num_experts_per_tok" in settings:
+        model.set_experts_implementation("batched_mm")  # the default has no float64
+    return model.train(kind == "Rwkv")  # which writes into its weights in evaluation
 
 
 def _text(kind: str, head: str = "ForSequenceClassification", **more: Any) -> Callable[[], Built]:
@@ -882,9 +884,7 @@ def dit() -> Built:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norms = nn.ModuleList(
-                nn.LayerNorm(16, elementwise_affine=False) for _ in range(2)
-            )
+            self.norms = nn.ModuleList(nn.LayerNorm(16, elementwise_affine=False) for _ in range(2))
             self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
             self.mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU("tanh"), nn.Linear(24, 16))
             self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(16, 96))
@@ -1365,7 +1365,9 @@ def neural_ode() -> Built:
 @architecture
 def physics_informed() -> Built:
     """The loss holds the derivative of the network with respect to its input."""
-    model = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+    model = nn.Sequential(
+        nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1)
+    )
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
         (x,) = batch
@@ -1410,6 +1412,31 @@ def domain_adversarial() -> Built:
         )
 
     return DANN(), loss_fn, (numbers(6), classes(), classes() % 2)
+
+
+class _Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x.sign(), x.abs().mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_mean: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * (x.abs() < 1) + of_mean * x.sign() / x.numel()
+
+
+@architecture
+def binarized() -> Built:
+    """Signs of weights and of activations, with a straight-through gradient."""
+
+    class Binary(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sign, scale = _Sign.apply(self.weight)
+            return F.linear(_Sign.apply(x)[0], sign, self.bias) * scale
+
+    model = nn.Sequential(Binary(6, 12), nn.LayerNorm(12), Binary(12, CLASSES))
+    return model, cross_entropy, (numbers(6), classes())
 
 
 @architecture
