@@ -105,7 +105,7 @@ class Rates(NamedTuple):
 # gradients that are kept are several times faster in the bounded mode than products in float64. A
 # microbatch for which memory runs out is halved.
 RATES = {
-    "cpu": Rates(5e10, 2.5e10, 8e9, 2e10, 2.0**24, 4.0, 4.0),
+    "cpu": Rates(3e10, 1.5e10, 8e9, 2e10, 2.0**24, 8.0, 4.0),
     "cuda": Rates(2e14, 2e13, 4e12, 4e12, 0.0, 1.0, 20.0),
 }
 
