@@ -40,10 +40,8 @@ _FEW = (2, 6)  # rows whose steps are measured first
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
     """Return the rows that fit in free memory with their activations, at most `largest_lot`."""
-    if device.type == "cuda":
-        budget = torch.cuda.mem_get_info(device)[0] // 2
-    else:
-        budget = min(_CPU_BUDGET, _available_memory() // 4)
+    available = available_memory(device)
+    budget = available // 2 if device.type == "cuda" else min(_CPU_BUDGET, available // 4)
     fits = max(1, budget // (_COPIES * bytes_per_example))
     return min(fits, largest_lot)
 
@@ -75,7 +73,10 @@ def usual_lot(expected: float, *, deviations: float) -> int:
     return 4 * math.ceil((expected + deviations * math.sqrt(expected)) / 4)
 
 
-def _available_memory() -> int:
+def available_memory(device: torch.device) -> int:
+    """Return the bytes of memory that are free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system reports it

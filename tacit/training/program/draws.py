@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Operators that only draw, without the underscore of those that write in place.
 _NAMES = {
-    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_",
-    "multinomial", "native_dropout", "normal", "normal_", "poisson", "rand", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_", "_sample_dirichlet",
-    "_standard_gamma",
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial",
+    "native_dropout", "normal", "poisson", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "random", "randperm", "uniform", "_sample_dirichlet", "_standard_gamma",
 }  # fmt: skip
 
 
@@ -72,20 +72,23 @@ class _Replay(TorchDispatchMode):
 
     def __init__(self, draws: Draws, which: Any) -> None:
         super().__init__()
-        self.draws, self.which, self.place = draws, which, 0
+        self.draws, self.which = draws, which
+        self.place = self.repeated = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name = func.overloadpacket.__name__.rstrip("_")
         if name not in _NAMES:
             return result
         drawn = result[1] if name == "native_dropout" else result
         # Numbers that are drawn between other bounds, or of other numbers, are not a part.
-        key = name, [a for a in args if isinstance(a, int | float)]
+        omitted = [argument.default_value for argument in func._schema.arguments[len(args) :]]
+        key = name, [a for a in (*args, *omitted) if isinstance(a, int | float)]
         value = self._given(key, drawn)
-        self.place += 1
+        if self.repeated in (0, self.draws.examples):
+            self.place, self.repeated = self.place + 1, 0
         if value is not None:
             drawn.copy_(value)
             if name == "native_dropout":
@@ -93,19 +96,26 @@ class _Replay(TorchDispatchMode):
         return result
 
     def _given(self, key: Any, drawn: Tensor) -> Tensor | None:
-        draws, place, which = self.draws, self.place, self.which
-        if which is None:
+        draws, place = self.draws, self.place
+        if self.which is None:
             draws.whole.append((key, drawn.detach().clone()))
             return None
-        if isinstance(which, slice):
+        if isinstance(self.which, slice):
             return draws.whole[place][1] if place < len(draws.whole) else None
-        if isinstance(which, int):
+        if isinstance(self.which, int):
             parts = draws.parts(place, key, drawn.shape)
             if parts is not None:
-                return parts[which]
+                return parts[self.which]
             draws.is_matched = False
-            return draws.alone.setdefault((place, which), drawn.detach().clone())
-        parts = draws.parts(place, key, drawn.shape[1:])
-        if parts is None and all((place, i) in draws.alone for i in which):
-            parts = torch.stack([draws.alone[place, i] for i in which])
-        return parts if parts is not None and parts.shape == drawn.shape else None
+            return draws.alone.setdefault((place, self.which), drawn.detach().clone())
+        # A mapped operator draws for all examples at once, or for one after the other.
+        for shape in (drawn.shape[1:], drawn.shape):
+            parts = draws.parts(place, key, shape)
+            if parts is None and (place, 0) in draws.alone:
+                parts = torch.stack([draws.alone[place, i] for i in self.which])
+            if parts is not None and parts.shape == drawn.shape:
+                return parts
+            if parts is not None and parts.shape[1:] == drawn.shape:
+                self.repeated += 1
+                return parts[self.repeated - 1]
+        return None

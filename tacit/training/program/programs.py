@@ -29,6 +29,7 @@ from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
 _REGISTER = "Register it as a buffer of the model (register_buffer): buffers are read at each step."
+_DIFFER = "Two traces of the program of one example"
 _BY_ROW = (
     "it draws numbers in Python for each row of a batch, and one trace would give all examples the "
     "same ones"
@@ -75,6 +76,11 @@ class Programs:
         self._read: list[tuple[Tensor, int]] = []  # tensors whose values Python took
         self._draws = self._has_warned = False
         self._cost = 0.0
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether the same Python values and generators give the same program again."""
+        return not (self._draws or self.moving.startswith(_DIFFER))
 
     @classmethod
     def of(cls, model: nn.Module, loss_fn: LossFn, views: int) -> "Programs":
@@ -205,7 +211,7 @@ class Programs:
             if not difference:
                 return ""
             first = program
-        return f"Two traces of the program of one example differ in {difference}"
+        return f"{_DIFFER} differ in {difference}"
 
     def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
         """Raise if a call reads and replaces what the call before it computed."""

@@ -130,6 +130,21 @@ class PythonState:
                 found.append(place.label)
         return list(dict.fromkeys(found))
 
+    def held(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors that were found, with their names."""
+        return [(label, self._seen[place]) for place, label in self.tensors.items()]
+
+    def only_appended(self, kept: Kept) -> set[str]:
+        """Return the names of lists that still begin with what they held."""
+        pairs = zip(self._boxes, self._live, kept.boxes, strict=True)
+        return {
+            place.label
+            for place, live, old in pairs
+            if isinstance(live, list)
+            and len(live) >= len(old)
+            and all(a is b for a, b in zip(live, old, strict=False))
+        }
+
     def drawn(self, kept: Kept) -> list[str]:
         """Return the names of the generators of random numbers that have moved."""
         pairs = zip(self._generators, kept[-len(self._generators) :], strict=True)

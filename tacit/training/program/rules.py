@@ -18,9 +18,10 @@ from tacit.training.gradients import (
     generic,
     linear,
     normalization,
+    recurrent_steps,
 )
 from tacit.training.gradients.site import Declined, Layout, Site
-from tacit.training.program import recurrence
+from tacit.training.program.recurrence import LAYER
 
 aten = torch.ops.aten
 
@@ -154,7 +155,7 @@ RULES: dict[Any, Rule] = {
     aten.group_norm.default: Rule(_group_norm, 0, _always),
     aten.instance_norm.default: Rule(_instance_norm, 0, _always),
     aten.add.Tensor: Rule(_add, -1, _never),
-    recurrence.LAYER: Rule(recurrence.rule, (1, 2, 3), _never),
+    LAYER: Rule(recurrent_steps.recurrent_layer, (1, 2, 3), _never),
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _CONVOLUTION),

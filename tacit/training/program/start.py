@@ -6,9 +6,10 @@ with `loss_fn` on synthetic records (`comparison`).
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,43 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered
 from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, losses_of, views_one_by_one
+from tacit.training.engines.examples import Examples, as_views, losses_of, views_one_by_one
+from tacit.training.key import randomness
+from tacit.training.memory_limit import starting_limit
 from tacit.training.program import mapped
+from tacit.training.program.comparison import (
+    EXAMPLES,
+    Comparison,
+    in_double,
+    random_lot,
+    require_same_alone,
+    resampled_like,
+)
 from tacit.training.program.one_example import OneExample, Untraceable
 from tacit.training.program.programs import Programs
-from tacit.training.tree import Batch, LossFn, map_tensors
+from tacit.training.program.tensor_values import where
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    current_device,
+    is_out_of_memory,
+    map_tensors,
+    n_rows,
+    take_rows,
+    with_rows,
+)
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 ONE_AT_A_TIME = "one record at a time"
+_FAILS_ALONE = (
+    "loss_fn runs on a lot, but not on one example: something in it needs several examples, such "
+    "as a statistic over the batch. It fails"
+)
+_KEEPS = (
+    "loss_fn fails when it is called again. It seems to keep a value of one call for the next where "
+    "it cannot be found, such as in a generator or a context variable. The error is raised"
+)
+_MOST = 64  # examples in the comparison of a lot of usual size
 
 
 class Started(NamedTuple):
@@ -45,36 +75,101 @@ def start(
     views: int,
     augment: Callable[[Batch], Batch] | None,
     bounded: bool,
+    usual: int,
     check: bool,
+    private: Sequence[Tensor],
 ) -> Started:
     """Trace the program of one example, and compare it with `loss_fn` on synthetic records.
 
-    `blanks` are batches of one record for each shape that a record can have. Nothing depends on
-    other values of theirs, or on the data.
+    `blanks` are batches of one record for each shape that a record can have; nothing depends on
+    other values of theirs. `usual` is the size of a lot, and `private` the data set's own tensors.
     """
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
-    with gathered(model):
-        programs = Programs(model, loss_fn, views)
-        for blank in zeros:
-            _trace(programs, blank)
-    needed = max(_bytes_of(programs.program_of(blank)) for blank in zeros)
-    return Started(partial(mapped.run, programs=programs), programs, BY_CONSTRUCTION, needed)
+    device = with_rows(zeros[0])[0][0].device
+    if augment is not None and check:
+        views_of = partial(as_views, views=views, augment=augment)
+        before = random_lot(blanks[0])
+        alone = [take_rows(before, i, i + 1) for i in range(EXAMPLES)]
+        require_same_alone("augment", views_of, before, alone, device)
+    with gathered(model), randomness(0, device), current_device(device):
+        comparison = Comparison(model, loss_fn, views, in_double(model) if check else None)
+        lot = comparison.synthetic(zeros[0])
+        comparison.begin()
+        one = take_rows(lot, 0, views)
+        programs = Programs(model, loss_fn, views, private=private)
+        reason = _why_untraceable(programs, zeros, one, lot)
+        try:
+            if check:
+                comparison.require_same_meaning(lot)
+            engine = _Mapped(programs)
+            if not reason and check and programs.can_be_repeated:
+                reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
+            if reason:
+                comparison.require_no_memory(lot)
+            needed = 1 if reason else max(_bytes_of(programs.program_of(b)) for b in zeros)
+            rows = min(usual, starting_limit(needed, device, largest_lot=_MOST))
+            if check and rows > EXAMPLES:
+                comparison.require_usual_size(loop.run if reason else engine, clip, lot, rows)
+            if reason:
+                _warn(reason, comparison.cost_of_loop(clip, lot))
+                return Started(loop.run, None, ONE_AT_A_TIME, needed)
+            return Started(engine.run, programs, BY_CONSTRUCTION, needed)
+        except IncompatibleModel:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) or not comparison.has_run:
+                raise
+            raise IncompatibleModel(f"{_KEEPS}{where(error)}: {error}") from error
+        finally:
+            comparison.begin()
 
 
-def _trace(programs: Programs, blank: Batch) -> None:
-    """Trace the program for one shape; raise `Untraceable`, or the error that the program has."""
+class _Mapped(NamedTuple):
+    """The engine that maps traced programs."""
+
+    programs: Programs
+
+    def __call__(self, examples: Examples, clip: Clip) -> ClippedSum:
+        self.programs.begin_lot()
+        return self.run(examples, clip)
+
+    def run(self, examples: Examples, clip: Clip) -> ClippedSum:
+        """Return the clipped sum of a microbatch of the lot that has begun."""
+        return mapped.run(examples, clip, programs=self.programs)
+
+
+def _why_untraceable(programs: Programs, blanks: Sequence[Batch], one: Batch, lot: Batch) -> str:
+    """Trace the program for all shapes; return why that is impossible, or "".
+
+    `one` is an example of the synthetic `lot`. An error on both is the program's own.
+    """
+    blank = blanks[0]
     try:
-        programs.prepare(blank)
-    except IncompatibleModel:
+        for blank in blanks:  # noqa: B007  # used below
+            programs.prepare(blank)
+    except Untraceable as error:
+        program = programs.loss_fn, programs.model
+        if blank is not blanks[0]:
+            losses_of(*program, resampled_like(one, blank), programs.views)
+        try:
+            losses_of(*program, one, programs.views)
+        except Exception as alone:
+            losses_of(*program, lot, n_rows(lot))
+            raise IncompatibleModel(f"{_FAILS_ALONE}{where(alone)}: {alone}") from alone
+        return error.reason
+    except ValueError as error:
+        error.add_note("(loss_fn is traced on one example: squeeze() removes its axis, too.)")
         raise
-    except Exception as error:
-        # An error that tracing has nothing to do with is the program's own.
-        losses_of(programs.loss_fn, programs.model, blank, programs.views)
-        raise Untraceable(_reason(error)) from None
+    return ""
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}"
+def _warn(reason: str, ratio: float) -> None:
+    warnings.warn(
+        f"The program of one example cannot be traced: {reason}. So records run one at a time, "
+        f"which takes about {ratio:.0f} times as long as a plain step.",
+        RuntimeWarning,
+        stacklevel=6,
+    )
 
 
 def _bytes_of(program: OneExample) -> int:

@@ -8,8 +8,9 @@ do. The reason names the line of the user's code.
 import linecache
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import TacitError
 from tacit.training.program import torch_internals
+from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
 from tacit.training.tree import Batch, LossFn
 
@@ -108,6 +110,10 @@ class TensorValues(TorchFunctionMode):
         )
         if is_outside and func in _VALUES:
             self.read.append((args[0], args[0]._version))
+        elif func in _VALUES and (known := constant_value(args[0])) is not None:
+            self.read += [(tensor, tensor._version) for tensor in known[1]]
+            with torch_internals.untraced():
+                return func(known[0], *args[1:], **kwargs)
         if is_outside and _writes(_name_of(func)):
             name = self.names.get(id(args[0]), "a tensor")
             raise Untraceable(f"the program writes into {name}, which all examples share")
@@ -143,7 +149,16 @@ class TensorValues(TorchFunctionMode):
 
 def where(error: BaseException) -> str:
     """Return the last line outside of torch and this library that `error` passed, as text."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+    return _line(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def line_of(frame: FrameType) -> str:
+    """Return the innermost line outside of torch and this library that led to `frame`, as text."""
+    return _line(traceback.walk_stack(frame))
+
+
+def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, line in frames:
         file = frame.f_code.co_filename
         if not file.startswith((*_LIBRARIES, "<frozen")):
             source = linecache.getline(file, line).strip()

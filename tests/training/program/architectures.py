@@ -1412,6 +1412,31 @@ def domain_adversarial() -> Built:
     return DANN(), loss_fn, (numbers(6), classes(), classes() % 2)
 
 
+class _Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x.sign(), x.abs().mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_mean: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * (x.abs() < 1) + of_mean * x.sign() / x.numel()
+
+
+@architecture
+def binarized() -> Built:
+    """Signs of weights and of activations, with a straight-through gradient."""
+
+    class Binary(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sign, scale = _Sign.apply(self.weight)
+            return F.linear(_Sign.apply(x)[0], sign, self.bias) * scale
+
+    model = nn.Sequential(Binary(6, 12), nn.LayerNorm(12), Binary(12, CLASSES))
+    return model, cross_entropy, (numbers(6), classes())
+
+
 @architecture
 def vector_quantized() -> Built:
     class VQ(nn.Module):
