@@ -43,7 +43,7 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import RULES
+from tacit.training.program.rules import REWRITTEN, RULES, Rule
 from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
@@ -142,6 +142,11 @@ class Tape:
             return self._by_rule(rule, place, args, kwargs)
         if not torch.is_grad_enabled():
             return target(*args, **kwargs)
+        try:
+            if target in REWRITTEN:
+                return REWRITTEN[target](self, *args, **kwargs)
+        except Declined:
+            pass
         if place is not None:
             if place < 0:  # either of the first two
                 place = 0 if not self.is_shared(args[0]) else 1
@@ -152,6 +157,10 @@ class Tape:
                 except Declined:
                     pass
         return self._on_copies(target, args, kwargs)
+
+    def by_rule(self, run: Callable[..., Tensor], x: Tensor, shared: Tensor) -> Tensor:
+        """Return `run(site, x, shared)`, where x holds all examples on the first axis."""
+        return self._by_rule(Rule(run, 0, lambda *_: False), (0,), (x, shared), {})
 
     def _by_rule(
         self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]

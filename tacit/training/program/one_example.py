@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
-from tacit.training.program import recurrence, torch_internals
+from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
 from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
@@ -126,7 +126,8 @@ class _Sorted:
                 continue
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
-                    uses[labels.setdefault(arg, f"%{arg.name}")] += 1
+                    times = 2 if node.target in products.OF_SEVERAL else 1
+                    uses[labels.setdefault(arg, f"%{arg.name}")] += times
                     if arg not in self.names.values():
                         derived[labels[arg]] = arg
             self._replace(node)

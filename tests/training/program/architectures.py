@@ -118,7 +118,9 @@ def hugging(kind: str, head: str, settings: dict[str, Any], **more: Any) -> nn.M
     model = getattr(transformers, kind.removesuffix("Text") + head)(config)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    return model.eval()
+    if hasattr(model, "set_experts_implementation") and "num_experts_per_tok" in settings:
+        model.set_experts_implementation("batched_mm")  # the default has no float64
+    return model.train(kind == "Rwkv")  # which writes into its weights in evaluation
 
 
 def _text(kind: str, head: str = "ForSequenceClassification", **more: Any) -> Callable[[], Built]:
