@@ -3,6 +3,7 @@
 Checked with torch 2.13; `require` says at once whether this version of torch has what is needed.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -67,10 +68,15 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
     elsewhere, such as parameters, are attributes of the graph, the very objects themselves.
     Gradients are enabled, else the graph would switch them off for all that follows.
     """
-    with torch.enable_grad(), _whole_functions():
-        return make_fx(
-            program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
-        )(*rows)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True  # it prints what is raised, and its traceback
+    try:
+        with torch.enable_grad(), _whole_functions():
+            return make_fx(
+                program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
+            )(*rows)
+    finally:
+        log.disabled = was_disabled
 
 
 TENSOR = object()
