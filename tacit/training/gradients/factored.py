@@ -411,16 +411,16 @@ class Together:
     rights: tuple[Tensor | None, ...]
 
     def side_by_side(self) -> Outer:
-        """Return the gradients as those of one matrix, which has the parameters as columns.
+        """Return the gradients as those of one matrix, whose rows are the parameters' columns.
 
         Its norm is that of all parameters and takes one Gram matrix of `left` for all of them.
         """
         ones = self.left.new_ones(()).expand(*self.left.shape[:2], 1)
         columns = [ones if right is None else right for right in self.rights]
         if not is_by_time(self.left):
-            return Outer(self.left, torch.cat(columns, 2))
+            return Outer(torch.cat(columns, 2), self.left)
         by_time = torch.cat([column.transpose(0, 1) for column in columns], 2)
-        return Outer(self.left, by_time.transpose(0, 1))
+        return Outer(by_time.transpose(0, 1), self.left)
 
     def apart(self) -> list[FactoredGradient]:
         """Return the gradients of each parameter."""
@@ -535,12 +535,12 @@ def joined(gradients: Sequence[Dense]) -> Dense:
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients.
 
-    Or from that of gradients that are `Together` the columns of a matrix.
+    Or from that of gradients that stand `Together`, side by side.
     """
     if len(shapes) > 1 and total.dim() == 2:
-        columns = total.split([shape[1:].numel() for shape in shapes], dim=1)
-        for part, shape in zip(columns, shapes, strict=True):
-            yield part.contiguous().view(shape)
+        rows = total.split([shape[1:].numel() for shape in shapes])
+        for part, shape in zip(rows, shapes, strict=True):
+            yield part.t().contiguous().view(shape)
         return
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])

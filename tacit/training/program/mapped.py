@@ -43,7 +43,7 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import RULES, Rule
+from tacit.training.program.rules import REWRITTEN, RULES, Rule
 from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
@@ -137,12 +137,17 @@ class Tape:
     def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator that takes shared values and examples."""
         rule = RULES.get(target)
-        if rule is not None and isinstance(rule.place, tuple):
-            return self._by_rule(rule, rule.place, args, kwargs)
+        place = None if rule is None else rule.place
+        if isinstance(place, tuple):
+            return self._by_rule(rule, place, args, kwargs)
         if not torch.is_grad_enabled():
             return target(*args, **kwargs)
-        if rule is not None:
-            place = rule.place
+        try:
+            if target in REWRITTEN:
+                return REWRITTEN[target](self, *args, **kwargs)
+        except Declined:
+            pass
+        if place is not None:
             if place < 0:  # either of the first two
                 place = 0 if not self.is_shared(args[0]) else 1
             x = args[place]
@@ -153,8 +158,12 @@ class Tape:
                     pass
         return self._on_copies(target, args, kwargs)
 
+    def by_rule(self, run: Callable[..., Tensor], x: Tensor, shared: Tensor) -> Tensor:
+        """Return `run(site, x, shared)`, where x holds all examples on the first axis."""
+        return self._by_rule(Rule(run, 0, lambda *_: False), (0,), (x, shared), {})
+
     def _by_rule(
-        self, rule: Rule, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         others = [a for i, a in enumerate(args) if i not in places]
         if any(isinstance(a, Tensor) and is_mapped(a) for a in others):
@@ -225,6 +234,21 @@ class Tape:
         """Compute an operator on all examples by its own kernel."""
         return stack(self.examples, target, args, kwargs)
 
+    def each(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        """Call a function that knows nothing of maps, on one example after the other."""
+        if not any(map(is_mapped, tensors)):
+            with outside_of_map():
+                return function(*tensors)
+        rows = [self._stacked(t).unbind() for t in tensors]
+        with outside_of_map():
+            found = [function(*of_one) for of_one in zip(*rows, strict=True)]
+        if isinstance(found[0], Tensor):
+            return with_map(torch.stack(found))
+        return tuple(
+            with_map(torch.stack(results)) if isinstance(results[0], Tensor) else results[0]
+            for results in zip(*found, strict=True)
+        )
+
     # Backward --------------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:
@@ -246,7 +270,8 @@ class Tape:
         """Add the per-example gradients from one site that takes several shared tensors."""
         names = tuple(self.labels[id(tensor)] for tensor in tensors)
         groups = {self.groups.get(name) for name in names}  # None: derived from parameters
-        if len(groups) > 1 or None in groups:
+        is_slower = len(names) == 1 or tensors[0].is_cuda  # kernels there take aligned widths
+        if is_slower or len(groups) > 1 or None in groups:
             for tensor, own in zip(tensors, gradient.apart(), strict=True):
                 self.add(tensor, own)
         elif self.program.joint.isdisjoint(names):

@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
-from tacit.training.program import recurrence, torch_internals
+from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
 from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
@@ -120,11 +120,14 @@ class _Sorted:
         for node in list(self.graph.nodes):
             if self.kinds[node] != "example" and node.target is recurrence.LAYER:
                 node.target = recurrence.layer_by_torch
+            if isinstance(node.target, torch_internals.CustomCall):
+                node.args = (self.tape, *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
-                    uses[labels.setdefault(arg, f"%{arg.name}")] += 1
+                    times = 2 if node.target in products.OF_SEVERAL else 1
+                    uses[labels.setdefault(arg, f"%{arg.name}")] += times
                     if arg not in self.names.values():
                         derived[labels[arg]] = arg
             self._replace(node)
@@ -248,7 +251,7 @@ class _Sorted:
                 return
 
     def _own_copy(self, node: fx.Node) -> bool:
-        for target in _written(node):
+        for target in written(node):
             root = self.roots[target]
             if root.op == "get_attr" or root in self.names.values():
                 name = next((n for n, v in self.names.items() if v is root), "a tensor")
@@ -256,7 +259,7 @@ class _Sorted:
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
-            is_needed = bool(set(values) - {"constant"}) or _is_random(node)
+            is_needed = bool(set(values) - {"constant"}) or is_random(node)
             if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
@@ -275,7 +278,7 @@ class _Sorted:
             of = {self.kinds[n] for n in node.all_input_nodes}
             if not has_gradients or node.target is aten.detach.default:
                 of -= {"shared"}
-            if node in self.rows or node.target is _spread or _is_random(node):
+            if node in self.rows or node.target is _spread or is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
                 kind = "shared"
@@ -294,11 +297,11 @@ class _Sorted:
     def _replace(self, node: fx.Node) -> None:
         """Make a node that needs more than the map a call of the tape."""
         is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
-        if node.target is _spread or node.target is _label:
+        if node.target is _spread or isinstance(node.target, torch_internals.CustomCall):
             return
         if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
             call = _meet
-        elif _is_random(node):
+        elif is_random(node):
             call = _draw
         elif node.target in STACKED or mappable(node.target) is not node.target:
             call = _stack
@@ -335,7 +338,7 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
     yield from found
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -366,7 +369,7 @@ def _aliased(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     if node.target is mask_of_dropout:
         return True
     if node.target in _SIMPLER:  # what is left of these draws nothing
@@ -381,7 +384,7 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target in (_spread, _meet) and _written_by(node):
         return True
-    return bool(_written(node))
+    return bool(written(node))
 
 
 def _written_by(node: fx.Node) -> bool:

@@ -12,8 +12,8 @@ put back in any case.
 
 import time
 import warnings
-from bisect import bisect_left
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.program import torch_internals
-from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.one_by_one import OTHER_SHAPE
+from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.python_state import Kept, Leftover, PythonState
 from tacit.training.program.tensor_values import TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
@@ -49,6 +49,9 @@ class Programs:
     ----------
     moving
         Why the program is traced again for each lot; "" if it is not.
+    changed
+        Names of the values that had changed when the last lot began. There is one warning if this
+        happens in two lots in a row.
     traces
         Number of times that programs were made anew since the first, so that what was compiled from
         them can be dropped.
@@ -64,13 +67,13 @@ class Programs:
     ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self.moving, self.traces = "", 0
-        self._private = sorted({_memory_of(tensor) for tensor in private})
+        self.changed: list[str] = []
+        self._private = {_memory_of(tensor) for tensor in private}
         self._shapes: dict[Any, Batch] = {}  # an example of zeros, by shapes
         self._programs: dict[Any, OneExample] = {}
         self._state, self._kept = self._now()  # when the programs were traced
-        self._constants: dict[int, tuple[Tensor, int]] = {}
-        self._earlier: dict[int, tuple[Tensor, int]] = {}  # of the programs before these
-        self._read: list[tuple[Tensor, int]] = []  # whose values Python took
+        self._constants: dict[int, tuple[Tensor, int]] = {}  # with the version of each
+        self._read: list[tuple[Tensor, int]] = []  # tensors whose values Python took
         self._draws = self._has_warned = False
         self._cost = 0.0
 
@@ -103,19 +106,20 @@ class Programs:
         Call it once before the examples of a lot are summed, within the context that seeds the
         generators of the step.
         """
-        changed = [] if self.moving else self._changed()
+        before, self.changed = self.changed, [] if self.moving else self._changed()
         self._require_unchanged_constants()
-        if not (self.moving or changed):
+        if not (self.moving or self.changed):
             return
         self.traces += 1
         self._programs.clear()
         self._read.clear()
-        self._earlier, self._constants = self._constants, {}
         self._state, self._kept = self._now()
         key, one = next(iter(self._shapes.items()))
         if not self.moving:
             self._keep(key, self._examined(one))
-            self._warn(f"{_listed(changed)} changed, which the program of one example reads")
+            if before:  # a single change, such as of the mode, costs little
+                names = _listed(self.changed)
+                self._warn(f"{names} changed, which the program of one example reads")
         if self.moving:
             self._keep(key, self._trace(one, self._state, self._kept)[0])
 
@@ -138,16 +142,17 @@ class Programs:
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
         return shapes, torch.is_autocast_enabled("cpu")
 
-    # Python values ---------------------------------------------------------------------------------
+    # Python values --------------------------------------------------------------------------------
 
     def _now(self) -> tuple[PythonState, Kept]:
         state = PythonState(self.loss_fn, self.model)
         return state, state.now()
 
     def _changed(self) -> list[str]:
-        """Return the names of the Python values that have changed since the programs were traced."""
-        taken = [t for t, version in self._read if t._version != version]
-        found = [f"the value of {self._name(t)}" for t in taken]
+        """Return the names of the Python values that have changed, if any has."""
+        found = [
+            f"the value of {self._name(t)}" for t, version in self._read if t._version != version
+        ]
         if not self._state.is_same(self._kept):
             found += self._state.changed(self._kept)
             if not found:  # only what the program does not read
@@ -157,14 +162,14 @@ class Programs:
     def _warn(self, what: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            again = "for each lot" if self.moving else "now, and whenever such a value changes"
+            again = "for each lot" if self.moving else "whenever such a value changes"
             warnings.warn(
                 f"{what}, so it is traced again {again}, which took {self._cost:.2g} s.",
                 RuntimeWarning,
                 stacklevel=4,
             )
 
-    # Traces ----------------------------------------------------------------------------------------
+    # Traces ---------------------------------------------------------------------------------------
 
     def _examined(self, one: Batch) -> OneExample:
         """Return the program of an example; note whether it moves. All that it wrote is undone."""
@@ -177,7 +182,7 @@ class Programs:
                 reason = self._why_moving(one, program)
             state.put_back(before)
             if left:
-                self._require_no_memory(one, state, before, left)
+                self._require_no_memory(one, state, left)
         finally:
             state.put_back(before)
         if is_first:
@@ -192,10 +197,10 @@ class Programs:
         state, before = self._now()
         second, _ = self._trace(one, state, before)
         if names := state.drawn(before):
-            ends = state.draws()
+            ends = state.now()
             state.put_back(before)
             self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
-            if state.draws() != ends:
+            if state.drawn(ends):
                 raise Untraceable(_BY_ROW)
             return f"The program of one example draws numbers from the generator {_listed(names)}"
         if names := state.changed(before):
@@ -204,33 +209,25 @@ class Programs:
             return f"{_DIFFER} differ in {text}"
         return ""
 
-    def _require_no_memory(
-        self, one: Batch, state: PythonState, before: Kept, left: list[Leftover]
-    ) -> None:
+    def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
         """Raise if a call reads and replaces what the call before it computed."""
         made: dict[int, str] = {}
 
-        def synthetic(tensor: Tensor, label: str) -> Tensor:
+        def synthetic(label: str, tensor: Tensor) -> Tensor:
             if torch_internals.is_fake(tensor):
                 tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 made[id(tensor)] = label
             return tensor
 
-        for place, value in left:
-            place.write(map_tensors(lambda t, label=place.label: synthetic(t, label), value))
-        now = state.now()
-        program, again = self._trace(one, state, now)
-        held = dict(self.model.named_buffers())
-        inputs = [t for t, _ in program.constants] + [
-            held[name] for name in program.names if name in held
-        ]
-        state.put_back(before)
-        read = {made[id(t)] for t in inputs if id(t) in made} & {each.place.label for each in again}
-        if read:
+        for label, write, value in left:
+            write(map_tensors(partial(synthetic, label), value))
+        program, again = self._trace(one, state, state.now())
+        read = {made.get(id(tensor)) for tensor in self._inputs(program)}
+        if names := read & {label for label, _, _ in again}:
             raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(read))}, which the call before it "
-                "computed: records of one lot would reach the next one. Compute it from the batch "
-                "alone."
+                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before it "
+                "has left it: records of one lot would reach the next one. Compute it from the "
+                "batch alone."
             )
 
     def _trace(
@@ -243,17 +240,16 @@ class Programs:
             state.put_back(before)
             if self._draws:
                 raise
-            self._draws = True  # one random number in a condition is drawn for real
+            self._draws = True  # perhaps one random number in a condition, which is drawn for real
             try:
-                program = self._traced(one, examples)
+                return self._trace(one, state, before, examples=examples)
             except Untraceable:
                 self._draws = False
-                state.put_back(before)
                 raise
         return program, state.clean(before)
 
     def _traced(self, one: Batch, examples: int) -> OneExample:
-        values = TensorValues(draws=self._draws)
+        values = TensorValues(self._state.tensors, draws=self._draws)
         began = time.perf_counter()
 
         def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -264,13 +260,13 @@ class Programs:
         self._read += values.read
         return program
 
-    # Tensors from outside --------------------------------------------------------------------------
+    # Tensors from outside -------------------------------------------------------------------------
 
     def _keep(self, key: Any, program: OneExample) -> None:
         """Keep a program; check and hold the tensors that it uses besides its batch."""
-        values = dict(self.model.named_buffers()) | dict(self.model.named_parameters())
-        for tensor in (*(t for t, _ in program.constants), *(values[n] for n in program.names)):
-            if self._is_private(tensor):
+        for tensor in self._inputs(program):
+            device, start, end = _memory_of(tensor)
+            if any(device == d and start < e and s < end for d, s, e in self._private):
                 raise IncompatibleModel(
                     f"The program uses {self._name(tensor)}, which holds memory of the data set: "
                     "all examples would see these records. Take values from the batch alone."
@@ -282,25 +278,23 @@ class Programs:
                     "of the model, so its gradient would not be clipped. Make it a parameter of "
                     "the model, or call requires_grad_(False) on it."
                 )
-            held = self._earlier.get(id(tensor), (tensor, version))
-            self._constants.setdefault(id(tensor), held)
+            if id(tensor) in self._state.tensors:  # else Python made it in the trace
+                self._constants.setdefault(id(tensor), (tensor, version))
         self._programs[key] = program
+
+    def _inputs(self, program: OneExample) -> list[Tensor]:
+        """Return the tensors besides parameters that a program takes from outside."""
+        buffers = dict(self.model.named_buffers())
+        held = [buffers[name] for name in program.names if name in buffers]
+        return [*held, *(tensor for tensor, _ in program.constants)]
 
     def _require_unchanged_constants(self) -> None:
         for tensor, version in self._constants.values():
             if tensor._version != version:
                 raise IncompatibleModel(
-                    f"{self._name(tensor)} was changed after training was set up, but a tensor that "
-                    f"the program uses from outside is held fixed. {_REGISTER}"
+                    f"{self._name(tensor)} was changed after training was set up, but a tensor "
+                    f"that the program uses from outside is held fixed. {_REGISTER}"
                 )
-
-    def _is_private(self, tensor: Tensor) -> bool:
-        device, start, end = _memory_of(tensor)
-        place = bisect_left(self._private, (device, end, 0))  # of the first range behind it
-        if not place or start == end:
-            return False
-        other, _, its_end = self._private[place - 1]
-        return other == device and start < its_end
 
     def _name(self, tensor: Tensor) -> str:
         return self._state.tensors.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")

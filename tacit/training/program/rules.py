@@ -5,22 +5,26 @@ A rule takes all examples at once: the stacked input of a site, with the example
 batch such as windows) is merged with that axis, as torch's operators expect.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients import (
     convolution,
     embedding,
     generic,
     linear,
     normalization,
+    recurrent_steps,
 )
-from tacit.training.gradients.site import Declined, Layout, Site
-from tacit.training.program import recurrence
+from tacit.training.gradients.factored import Dense
+from tacit.training.gradients.site import Declined, Layout, Operation, Site
+from tacit.training.program import products
+from tacit.training.program.recurrence import LAYER
 
 aten = torch.ops.aten
 
@@ -84,41 +88,6 @@ def _embedding(
     return embedding.embedding(site, ids, table, None if padding_idx < 0 else padding_idx)
 
 
-def _embedding_bag(
-    site: Site,
-    table: Tensor,
-    ids: Tensor,
-    starts: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,  # noqa: ARG001  # as above
-    weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> tuple[Tensor]:
-    """Compute the bags of all examples, of which each has the same number of entries."""
-    if scale_grad_by_freq or weights is not None:
-        raise Declined
-    starts = starts[:-1] if include_last_offset else starts
-    first = torch.arange(len(ids), device=ids.device).unsqueeze(1) * ids.shape[1]
-    bags = replace(site, output=Layout(0, len(starts)))
-    found = embedding.embedding_bag(
-        bags,
-        ids.flatten(),
-        table,
-        (first + starts).flatten(),
-        mode=("sum", "mean", "max")[mode],
-        padding_idx=None if padding_idx is None or padding_idx < 0 else padding_idx,
-    )
-    return (found.unflatten(0, (len(ids), len(starts))),)
-
-
-def _index(site: Site, table: Tensor, indices: Any) -> Tensor:
-    if len(indices) != 1:
-        raise Declined
-    return embedding.getitem(site, table, indices[0])
-
-
 def _layer_norm(site: Site, x: Tensor, shape: Any, *rest: Any) -> Tensor:
     return normalization.layer_norm(site, x, shape, *rest[:3])
 
@@ -138,6 +107,35 @@ def _add(site: Site, x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     return generic.add(site, x, other, alpha=alpha)
 
 
+def _mul(site: Site, x: Tensor, other: Any) -> Tensor:
+    """Compute `x * other`, one of them shared and broadcast to the other, such as a scale."""
+    x, scale = (other, x) if site.is_shared(x) else (x, other)
+    shape = torch.broadcast_shapes(x.shape[1:], scale.shape)
+    if shape != x.shape[1:]:
+        raise Declined
+    return _Scale(site, scale).apply(x, scale)
+
+
+@dataclass
+class _Scale(Operation):
+    """The product of examples x and a shared scale."""
+
+    scale: Tensor
+
+    def forward(self, x: Tensor, scale: Tensor) -> Any:
+        return x * scale, (x, scale)
+
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor | None]:
+        x, scale = saved
+        rows = g * x  # (examples, *one example's shape)
+        if scale.numel() < rows[0].numel():
+            rows = rows.to(accumulator(rows.dtype))
+        ones = (1,) * (g.dim() - 1 - scale.dim())
+        rows = rows.sum_to_size(len(g), *ones, *scale.shape).reshape(len(g), *scale.shape)
+        self.site.collect(self.scale, Dense(rows))
+        return (g * scale if needs[0] else None,)
+
+
 _CONVOLUTION = Rule(convolution.convolution, 0, _is_batched)
 _TRANSPOSED = Rule(convolution.transposed_convolution, 0, _is_batched)
 
@@ -147,18 +145,91 @@ RULES: dict[Any, Rule] = {
     aten.mm.default: Rule(linear.matmul, 0, _has_rows),
     aten.addmm.default: Rule(_addmm, 1, _second_has_rows),
     aten.embedding.default: Rule(_embedding, 1, _second_has_axis),
-    aten.embedding_bag.default: Rule(_embedding_bag, 1, _never),
-    aten.embedding_bag.padding_idx: Rule(_embedding_bag, 1, _never),
     aten.layer_norm.default: Rule(_layer_norm, 0, _normalized),
     aten.rms_norm.default: Rule(normalization.rms_norm, 0, _normalized),
     aten.group_norm.default: Rule(_group_norm, 0, _always),
     aten.instance_norm.default: Rule(_instance_norm, 0, _always),
     aten.add.Tensor: Rule(_add, -1, _never),
-    recurrence.LAYER: Rule(recurrence.rule, (1, 2, 3), _never),
+    aten.mul.Tensor: Rule(_mul, -1, _never),
+    LAYER: Rule(recurrent_steps.recurrent_layer, (1, 2, 3), _never),
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _CONVOLUTION),
     aten.conv_transpose1d.default: _TRANSPOSED,
     aten.conv_transpose2d.input: _TRANSPOSED,
     aten.conv_transpose3d.input: _TRANSPOSED,
+}
+
+
+# Operators that are computed by others --------------------------------------------------------------
+
+
+def _index_of_table(tape: Any, table: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Compute `table[ids]`: the rows of a table of any shape."""
+    ids = indices[0]
+    if len(indices) != 1 or ids is None or not tape.is_shared(table) or ids.dtype != torch.int64:
+        raise Declined
+    return tape.by_rule(_rows, torch.where(ids < 0, ids + table.shape[0], ids), table)
+
+
+def _index_select(tape: Any, table: Tensor, axis: int, ids: Tensor) -> Tensor:
+    if axis != 0 or ids.dim() != 1:
+        raise Declined
+    return _index_of_table(tape, table, (ids.long(),))
+
+
+def _rows(site: Site, ids: Tensor, table: Tensor) -> Tensor:
+    if table.dim() == 2:
+        return embedding.embedding(site, ids, table)
+    flat = table.reshape(table.shape[0], -1)
+    found = embedding.embedding(products.site_of_part(site, table, table, flat), ids, flat)
+    return found.reshape(*ids.shape, *table.shape[1:])
+
+
+def _embedding_bag(
+    tape: Any,
+    table: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,  # noqa: ARG001  # the sum is dense: every row receives noise
+    weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, ...]:
+    """Compute bags of table rows: sums (mode 0), means (1) or largest values (2)."""
+    if scale_grad_by_freq:
+        raise Declined
+    rows = tape.meet(aten.embedding.default, (table, ids), {})  # (entries, width)
+    if weights is not None:
+        rows = tape.meet(aten.mul.Tensor, (rows, weights.unsqueeze(1)), {})
+    starts = offsets[:-1] if include_last_offset else offsets
+    places = torch.arange(ids.shape[0], device=ids.device)
+    of_bag = (starts <= places.unsqueeze(1)).sum(1) - 1  # (entries,)
+    is_in = (of_bag == torch.arange(starts.shape[0], device=ids.device).unsqueeze(1)) & (
+        ids != padding_idx
+    )  # (bags, entries)
+    count = is_in.sum(1, keepdim=True)
+    fill = -torch.inf if mode == 2 else 0.0
+    values = torch.where(is_in.unsqueeze(2), rows, fill)  # (bags, entries, width)
+    if mode == 2:
+        return (torch.where(count > 0, values.amax(1), 0.0), of_bag, count, of_bag)
+    total = values.sum(1)
+    return (total if mode == 0 else total / count.clamp_min(1), of_bag, count, of_bag)
+
+
+# (tape, *arguments of the operator) -> its result for one example, inside of the map.
+REWRITTEN: dict[Any, Callable[..., Any]] = {
+    aten.einsum.default: products.einsum,
+    aten.matmul.default: products.matmul,
+    aten.bmm.default: products.matmul,
+    aten.mm.default: products.matmul,
+    aten.tensordot.default: products.tensordot,
+    aten.inner.default: products.inner,
+    aten.bilinear.default: products.bilinear,
+    aten.index.Tensor: _index_of_table,
+    aten.index_select.default: _index_select,
+    aten.embedding_bag.default: _embedding_bag,
+    aten.embedding_bag.padding_idx: _embedding_bag,
 }

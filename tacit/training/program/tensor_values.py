@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tacit.errors import IncompatibleModel
+from tacit.errors import TacitError
 from tacit.training.program import torch_internals
+from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
 from tacit.training.tree import Batch, LossFn
 
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _VALUES |= {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 _DRAWS: set[Any] = {torch.rand, torch.randn, torch.randint}
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_LIBRARIES = (str(Path(torch.__path__[0])), str(Path(__file__).parents[2]))
+_WRITES = {"__setitem__", *(f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "and", "or"))}
 _ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
 
 
@@ -47,13 +49,13 @@ class Placeholder(float):
     __hash__ = float.__hash__
 
 
-for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne", "int", "round", "trunc", "floor", "ceil"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._asked)
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._computed)
-    setattr(Placeholder, f"__r{_name}__", Placeholder._computed)
-for _name in ("neg", "pos", "abs"):
-    setattr(Placeholder, f"__{_name}__", Placeholder._computed)
+for _names, _body in (
+    ("bool lt le gt ge eq ne int trunc floor ceil", Placeholder._asked),
+    ("add sub mul truediv floordiv mod pow neg pos abs round", Placeholder._computed),
+    ("radd rsub rmul rtruediv rfloordiv rmod rpow", Placeholder._computed),
+):
+    for _name in _names.split():
+        setattr(Placeholder, f"__{_name}__", _body)
 
 
 class TensorValues(TorchFunctionMode):
@@ -61,6 +63,8 @@ class TensorValues(TorchFunctionMode):
 
     Parameters
     ----------
+    names
+        Names of tensors from outside, by their id.
     draws
         Whether single random numbers are drawn for real, for programs that branch on them.
 
@@ -70,26 +74,30 @@ class TensorValues(TorchFunctionMode):
         Tensors from outside whose values the program took, each with its version.
     """
 
-    def __init__(self, *, draws: bool) -> None:
+    def __init__(self, names: dict[int, str], *, draws: bool) -> None:
         super().__init__()
-        self.draws = draws
+        self.names, self.draws = names, draws
         self.read: list[tuple[Tensor, int]] = []
         self._is_given = False
 
     def losses(self, loss_fn: LossFn, model: nn.Module, batch: Batch) -> Tensor:
-        """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced."""
+        """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced.
+
+        Errors that tracing has nothing to do with are left as they are.
+        """
         try:
             with self:
                 return loss_fn(model, batch)
         except Exception as error:
-            if isinstance(error, IncompatibleModel) and not isinstance(error, Untraceable):
+            is_other = not (self._is_given or isinstance(error, RuntimeError))
+            if not isinstance(error, Untraceable) and (is_other or isinstance(error, TacitError)):
                 raise
             raise Untraceable(self._what(error) + where(error)) from error
 
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,  # noqa: ARG002  # of torch's protocol
+        types: Any,  # of torch's protocol
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -97,8 +105,18 @@ class TensorValues(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_given and _has_placeholder((*args, *kwargs.values())):
             raise Untraceable(f"{_ASKED}, in {_name_of(func)}")
-        if func in _VALUES and not torch_internals.is_fake(args[0]):
+        is_outside = (
+            bool(args) and isinstance(args[0], Tensor) and not torch_internals.is_fake(args[0])
+        )
+        if is_outside and func in _VALUES:
             self.read.append((args[0], args[0]._version))
+        elif func in _VALUES and (known := constant_value(args[0])) is not None:
+            self.read += [(tensor, tensor._version) for tensor in known[1]]
+            with torch_internals.untraced():
+                return func(known[0], *args[1:], **kwargs)
+        if is_outside and _writes(_name_of(func)):
+            name = self.names.get(id(args[0]), "a tensor")
+            raise Untraceable(f"the program writes into {name}, which all examples share")
         found = func(*args, **kwargs)
         if func in (Tensor.item, Tensor.tolist):
             return self._placeholders(found)
@@ -145,6 +163,11 @@ def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
             source = linecache.getline(file, line).strip()
             return f", at {file}:{line}" + (f" (`{source}`)" if source else "")
     return ""
+
+
+def _writes(name: str) -> bool:
+    is_plain = name.endswith("_") and not name.startswith("_")
+    return name in _WRITES or (is_plain and name != "requires_grad_")
 
 
 def _has_placeholder(values: Any) -> bool:

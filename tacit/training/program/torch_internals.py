@@ -6,11 +6,12 @@ Checked with torch 2.13; `require` says at once whether this version of torch ha
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
@@ -25,7 +26,13 @@ try:
         unset_fake_temporarily,
     )
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+    from torch.fx.experimental.proxy_tensor import (
+        disable_proxy_modes_tracing,
+        get_proxy_mode,
+        get_proxy_slot,
+        make_fx,
+        track_tensor_tree,
+    )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     _MISSING = ""
@@ -60,15 +67,75 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
     elsewhere, such as parameters, are attributes of the graph, the very objects themselves.
     Gradients are enabled, else the graph would switch them off for all that follows.
     """
-    with torch.enable_grad():
+    with torch.enable_grad(), _whole_functions():
         return make_fx(
             program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
         )(*rows)
 
 
+TENSOR = object()
+
+
+@dataclass(frozen=True)
+class CustomCall:
+    """A call of a user's `autograd.Function`, which a graph has as one operator.
+
+    `values` are its arguments, with `TENSOR` for each tensor; the graph has the tensors.
+    """
+
+    function: Any  # the class
+    values: tuple[Any, ...]
+    __name__ = "custom_call"
+
+    def __hash__(self) -> int:
+        """Return a hash although values may have none; two traces are compared by `==`."""
+        return hash(self.function)
+
+    def __call__(self, tape: Any, *tensors: Tensor) -> Any:
+        """Call the function for each example."""
+        return tape.each(self.on, tensors)
+
+    def on(self, *tensors: Tensor) -> Any:
+        """Call the function."""
+        others = iter(tensors)
+        values = (next(others) if value is TENSOR else value for value in self.values)
+        return self.function.apply(*values)
+
+
+@contextmanager
+def _whole_functions() -> Iterator[None]:
+    """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        mode, call = get_proxy_mode(), plain.__get__(None, cls)
+        if mode is None or kwargs or cls.__module__.startswith("torch."):
+            return call(*args, **kwargs)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        kept = CustomCall(cls, tuple(TENSOR if isinstance(a, Tensor) else a for a in args))
+        nodes = tuple(get_proxy_slot(t, mode.tracer, t, lambda slot: slot.proxy) for t in tensors)
+        proxy = mode.tracer.create_proxy("call_function", kept, nodes, {}, name="custom_call")
+        with disable_proxy_modes_tracing():
+            found = call(*args)
+        return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]  # put back below
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[assignment]  # as it was
+
+
 def is_fake(value: Any) -> bool:  # Any: whatever a program holds
     """Return whether `value` is a tensor without values, of `traced`."""
     return isinstance(value, FakeTensor)
+
+
+def node_of(tensor: Tensor) -> tuple[fx.Node, nn.Module] | None:
+    """Return the node of a tensor inside of `traced`, and what holds the graph's attributes."""
+    mode = get_proxy_mode()
+    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else (slot.proxy.node, slot.proxy.tracer.root)
 
 
 @contextmanager
@@ -147,7 +214,7 @@ def mappable(target: Any) -> Any:
 
 # oneDNN's product has no formula for autograd, so it is used inside of layer rules only. Below
 # FEW multiply-adds a call of it takes longer than the product by torch's own library.
-_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 FEW = 2**20
 
 
@@ -158,7 +225,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     order (`gradients.ghost_norm`), so they cover both.
     """
     is_known = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu"
-    if is_known and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
+    if _ONEDNN and is_known and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
         return _ONEDNN(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -167,10 +234,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _onednn_is_faster() -> bool:
     """Return whether oneDNN takes clearly less time than torch's own library on this processor.
 
-    Products of float32 matrices take about the same time on Intel's processors and half the time
-    on AMD's. Measured once on constants, in about 1 ms.
+    On AMD's, products of float32 matrices take it half the time. Measured once for a process, on
+    constants, in about 1 ms; 0.8 leaves room for a noisy clock, so that processes choose alike.
     """
-    if _ONEDNN is None or not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():
         return False
     x, weight = torch.ones(64, 128), torch.ones(512, 128)
     ways = partial(F.linear, x, weight), partial(_ONEDNN, x, weight, None, "none", [], "")

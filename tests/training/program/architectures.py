@@ -118,7 +118,9 @@ def hugging(kind: str, head: str, settings: dict[str, Any], **more: Any) -> nn.M
     model = getattr(transformers, kind.removesuffix("Text") + head)(config)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    return model.eval()
+    if hasattr(model, "set_experts_implementation") and "num_experts_per_tok" in settings:
+        model.set_experts_implementation("batched_mm")  # the default has no float64
+    return model.train(kind == "Rwkv")  # which writes into its weights in evaluation
 
 
 def _text(kind: str, head: str = "ForSequenceClassification", **more: Any) -> Callable[[], Built]:
@@ -1410,6 +1412,31 @@ def domain_adversarial() -> Built:
         )
 
     return DANN(), loss_fn, (numbers(6), classes(), classes() % 2)
+
+
+class _Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x.sign(), x.abs().mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_mean: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * (x.abs() < 1) + of_mean * x.sign() / x.numel()
+
+
+@architecture
+def binarized() -> Built:
+    """Signs of weights and of activations, with a straight-through gradient."""
+
+    class Binary(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sign, scale = _Sign.apply(self.weight)
+            return F.linear(_Sign.apply(x)[0], sign, self.bias) * scale
+
+    model = nn.Sequential(Binary(6, 12), nn.LayerNorm(12), Binary(12, CLASSES))
+    return model, cross_entropy, (numbers(6), classes())
 
 
 @architecture

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, clipped_sum
+from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
@@ -137,7 +137,7 @@ MOVING = {
 @pytest.mark.parametrize("name", MOVING)
 def test_a_program_that_moves_is_traced_for_each_lot_with_one_warning(name):
     build, text = MOVING[name]
-    programs, warned = prepared(build()[1], build()[0]) if False else prepared(*build()[::-1])
+    programs, warned = prepared(*build()[::-1])
     assert text in programs.moving
     assert len(warned) == 1
     assert programs.moving in warned[0]
@@ -152,13 +152,6 @@ def test_a_program_that_moves_is_traced_for_each_lot_with_one_warning(name):
 @pytest.mark.parametrize("name", ["mixup", "own generator", "layer drop by torch"])
 def test_numbers_are_fresh_and_generators_left_as_by_ordinary_code(name):
     model, loss_fn = MOVING[name][0]()
-    ordinary_model, ordinary = MOVING[name][0]()
-    seeds(3)
-    expected = []
-    for _ in range(4):
-        torch.manual_seed(torch.initial_seed())
-        expected.append(ordinary(ordinary_model, BATCH).sum().item())
-        torch.rand([])
     start = seeds(3)
     programs, _ = prepared(loss_fn, model)
     assert states() == start
@@ -204,9 +197,9 @@ def test_draws_for_each_row_do_not_trace():
             row[random.randrange(4)] = 0
         return ce(m, (b[0] * mask, b[1]))
 
-    start = seeds(0)
+    model, start = network(), seeds(0)
     with pytest.raises(Untraceable, match="each row"):
-        Programs(network(), spec_augment).prepare(BATCH)
+        Programs(model, spec_augment).prepare(BATCH)
     assert states() == start
 
 
@@ -315,15 +308,13 @@ def test_a_changed_value_is_named_and_the_new_one_counts(name):
     assert programs.traces == 0
     clipped_sum(model, loss_fn, BATCH, Flat(0.1), engine="program")
     put_back = change()
-    with pytest.warns(RuntimeWarning, match="changed") as found:
-        programs.begin_lot()
-    assert text in str(found[0].message)
+    programs.begin_lot()
+    assert any(text in changed for changed in programs.changed)
     assert programs.traces == 1
-    programs.begin_lot()  # what stays is traced once
-    assert programs.traces == 1
-    with pytest.warns(RuntimeWarning, match="changed"):
-        assert_equal_sums(*engine_and_loop(model, loss_fn))
-    if callable(put_back):
+    programs.begin_lot()  # what stays is traced once, without a warning
+    assert (programs.traces, programs.changed) == (1, [])
+    assert_equal_sums(*engine_and_loop(model, loss_fn))
+    if name == "global":
         put_back()
 
 
@@ -331,9 +322,11 @@ def test_a_value_that_changes_at_each_step_is_traced_at_each_with_one_warning():
     scale = [1.0]
     programs, _ = prepared(lambda m, b: scale[0] * ce(m, b))
     scale[0] = 2.0
-    with pytest.warns(RuntimeWarning, match="scale"):
+    programs.begin_lot()
+    scale[0] = 3.0
+    with pytest.warns(RuntimeWarning, match=r"scale of <lambda> changed.* s\."):
         programs.begin_lot()
-    for traces in (2, 3):
+    for traces in (3, 4):
         scale[0] += 1
         programs.begin_lot()
         assert programs.traces == traces
@@ -403,6 +396,38 @@ def test_counters_advance_once_in_a_call_of_the_engine():
         assert_equal_sums(each.sums, expected.sums)
 
 
+def trained(loss_fn, **options):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    settings = {"batch_size": 3, "steps": 6, "clip_norm": 0.5, "noise_multiplier": 0.5, "seed": 1}
+    settings |= {"speed": Speed(engine="program")} | options
+    private = make_private(model, optimizer, BATCH, loss_fn, **settings)
+    for lot in private:
+        private.step(lot)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_private_run_counts_its_steps_and_draws_from_its_seed():
+    calls, drawn = [0], []
+
+    def loss_fn(m, b):
+        calls[0] += 1
+        drawn.append(random.random() + np.random.rand())  # noqa: NPY002
+        return ce(m, b) * drawn[-1] * calls[0]
+
+    weights = []
+    for seed in (1, 2):
+        calls[0] = 0
+        drawn.clear()
+        start = seeds(seed)
+        weights.append(trained(loss_fn))
+        assert calls == [6]
+        assert len(set(drawn)) == 6
+        assert states()[:2] == start[:2]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 class Keeps(nn.Module):
     """Stores what it computes in many places, and reads none of it."""
 
@@ -418,12 +443,13 @@ class Keeps(nn.Module):
         self.last = self.layer(x)
         self.by_name["last"] = [self.last]
         self.new = types.SimpleNamespace(out=(self.last,))
-        self.later = lambda: self.last
+        out = self.last
+        self.later = lambda: out
         self.losses.append(self.last.sum().item())
         Keeps.log.append(self.last.tolist())
         self.average = 0.9 * self.average + 0.1 * self.last.mean().item()
         if self.mask is None:
-            self.mask = torch.ones(3).triu()[0] if False else torch.ones(3)
+            self.mask = torch.ones(3)
         self.seen.add(x)
         return self.last * self.mask * cached(3)
 
@@ -536,11 +562,27 @@ ASKING = {
 
 @pytest.mark.parametrize("name", ASKING)
 def test_a_value_that_a_program_needs_is_refused_at_its_line(name):
-    start = seeds(0)
-    with pytest.raises(Untraceable, match="test_python_state.py:[0-9]+ ") as found:
-        Programs(network(), ASKING[name]).prepare(BATCH)
+    model, start = network(), seeds(0)
+    with pytest.raises(Untraceable, match=r"test_python_state\.py:[0-9]+ ") as found:
+        Programs(model, ASKING[name]).prepare(BATCH)
     assert "ce(m, b)" in found.value.reason or "losses" in found.value.reason
     assert states() == start
+
+
+def test_a_write_into_a_buffer_is_refused_by_name_at_its_line():
+    class Counts(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.steps += 1
+            return super().forward(x)
+
+    for name, model in (("steps", Counts()), ("num_batches", nn.Sequential(nn.BatchNorm1d(4)))):
+        with pytest.raises(Untraceable, match=rf"writes into .*{name}") as found:
+            Programs(model, ce).prepare(BATCH)
+        assert name != "steps" or "`self.steps += 1`" in found.value.reason
 
 
 # Tensors from outside -----------------------------------------------------------------------------
@@ -581,7 +623,7 @@ def test_memory_of_the_data_set_is_refused():
 
 def test_a_parameter_of_no_model_is_refused():
     weight = nn.Parameter(torch.ones(3))
-    with pytest.raises(IncompatibleModel, match="weight of .*no parameter"):
+    with pytest.raises(IncompatibleModel, match=r"weight of .*no parameter"):
         Programs(network(), lambda m, b: ce(m, b) * weight.sum()).prepare(BATCH)
 
 
@@ -668,9 +710,10 @@ def test_programs_of_direct_calls_are_not_kept_for_ever():
     held = []
     for _ in range(3):
         model = network()
-        clipped_sum(model, lambda m, b: ce(model, b), BATCH, Flat(1.0), engine="program")
+        loss_fn = functools.partial(lambda own, m, b: ce(own, b), model)
+        clipped_sum(model, loss_fn, BATCH, Flat(1.0), engine="program")
         held.append(weakref.ref(model))
-    del model
+    del model, loss_fn
     gc.collect()
     assert [each() is None for each in held] == [True, True, False]
 
