@@ -1,7 +1,7 @@
 """The known-answer test of a program, before anything is paid: on synthetic records alone.
 
-Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot, `loss_fn`
-on one example after the other, and the traced program, mapped over the lot.
+Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot,
+`loss_fn` on one example after the other, and the traced program, mapped over the lot.
 
 - If the first two differ, the program combines examples. Its releases would be private, but would
   mean something else than its author thinks, so it is refused, and the place is named.
@@ -104,7 +104,7 @@ class Comparison:
                 buffer.data.copy_(value)
                 self._buffers[number] = buffer, buffer._version, value
 
-    # Synthetic records -----------------------------------------------------------------------------
+    # Synthetic records ---------------------------------------------------------------------------
 
     def synthetic(self, blank: Batch) -> Batch:
         """Return a lot of random examples, of the shapes and types in `blank`, that runs.
@@ -143,7 +143,7 @@ class Comparison:
             return False
         return bool(losses.isfinite().all())
 
-    # Runs ------------------------------------------------------------------------------------------
+    # Runs ----------------------------------------------------------------------------------------
 
     def _losses(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.enable_grad(), self._types_of(model):
@@ -233,7 +233,7 @@ class Comparison:
         place = first_difference(model, whole, alone, math.sqrt(self.rounding))
         return IncompatibleModel(_MEANING.format(what, place or _ELSEWHERE[what]))
 
-    # The traced program ----------------------------------------------------------------------------
+    # The traced program --------------------------------------------------------------------------
 
     def why_not_the_program(self, engine: Engine, clip: Clip, lot: Batch, *, bounded: bool) -> str:
         """Return why an engine cannot take the place of `loss_fn`, by its clipped sum; or ""."""
@@ -304,7 +304,7 @@ class Comparison:
             self.rounding = max(self.rounding, _unit(self.model))
             raise self._refusal("losses", self.model, lot, draws)
 
-    # The loop --------------------------------------------------------------------------------------
+    # The loop ------------------------------------------------------------------------------------
 
     def require_no_memory(self, lot: Batch) -> None:
         """Raise `IncompatibleModel` if a call of the program keeps something of its record.
@@ -332,8 +332,8 @@ class Comparison:
             kept += sorted(lists)
         if kept:
             raise IncompatibleModel(
-                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which would "
-                "reach the next record. Compute it from the record alone, or append it to a list "
+                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
+                "would reach the next record. Compute it from the record alone, or append it to a list "
                 "that nothing reads."
             )
 
@@ -467,7 +467,7 @@ def _differ(found: Sequence[Tensor], expected: Sequence[Tensor], rounding: float
 
 
 def random_lot(blank: Batch, draw: Callable[..., Tensor] = torch.randn) -> Batch:
-    """Return examples like the one in `blank` with random numbers, but for integers, which are 0."""
+    """Return examples like the one in `blank` with random numbers; integers are 0."""
 
     def drawn(t: Tensor) -> Tensor:
         shape = EXAMPLES * t.shape[0], *t.shape[1:]

@@ -51,8 +51,8 @@ _FAILS_ALONE = (
     "as a statistic over the batch. It fails"
 )
 _KEEPS = (
-    "loss_fn fails when it is called again. It seems to keep a value of one call for the next where "
-    "it cannot be found, such as in a generator or a context variable. The error is raised"
+    "loss_fn fails when it is called again. It seems to keep a value of one call for the next "
+    "where it cannot be found, such as in a generator or a context variable. The error is raised"
 )
 _MOST = 64  # examples in the comparison of a lot of usual size
 
@@ -145,7 +145,7 @@ def _why_untraceable(programs: Programs, blanks: Sequence[Batch], one: Batch, lo
     """
     blank = blanks[0]
     try:
-        for blank in blanks:  # noqa: B007  # used below
+        for blank in blanks:
             programs.prepare(blank)
     except Untraceable as error:
         program = programs.loss_fn, programs.model

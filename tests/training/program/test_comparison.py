@@ -90,8 +90,8 @@ def test_what_combines_examples_is_named(name):
     assert all(torch.equal(v, before[k]) for k, v in case.model.state_dict().items())
 
 
-# Not seen: what data sets read, what happens by chance or late, and memory in places that Python does
-# not show, such as files and generators.
+# Not seen: what data sets read, what happens by chance or late, and memory in places that Python
+# does not show, such as files and generators.
 UNSEEN = re.compile(
     "data_set|chance|in_half|late|calls|every_|moved|file|environment|generator|context|database"
     "|bytes|address|noise|draws|seed|saved_by_torch|large_feature|dropout_of_whole|alike"
@@ -162,7 +162,7 @@ def test_a_routers_balancing_loss_is_named():
         private(case, batch_size=8)
 
 
-# Programs that do not ------------------------------------------------------------------------------
+# Programs that do not -----------------------------------------------------------------------------
 
 RAGGED = "masked_padding", "packed_sequences", "masked_attention_in_bfloat16"  # see test_lengths
 KEPT_APART = [n for n in PROGRAMS if n not in RAGGED]
@@ -250,7 +250,7 @@ def test_a_program_that_reads_values_runs_in_the_loop_and_says_where():
         return losses * 2 if losses.sum() > 5 else losses
 
     case = case_of(nn.Linear(6, 3), loss_fn, torch.randn(40, 6))
-    with pytest.raises(IncompatibleModel, match="at gt|at sum"):  # the sum is one over the lot
+    with pytest.raises(IncompatibleModel, match=r"at gt|at sum"):  # the sum is one over the lot
         private(case)
 
     def by_row(m, b):
@@ -286,7 +286,7 @@ def test_a_language_model_in_bfloat16_is_not_refused():
     run.step(next(iter(run)))
 
 
-# No record moves a sum by more than C ---------------------------------------------------------------
+# No record moves a sum by more than C -------------------------------------------------------------
 
 
 def sum_of(case, records, seed):
