@@ -136,7 +136,7 @@ class PythonState:
 
     def only_appended(self, kept: Kept) -> set[str]:
         """Return the names of lists that still begin with what they held."""
-        pairs = zip(self._boxes, self._live, kept.boxes, strict=True)
+        pairs = zip(self._boxes, self._live, kept, strict=False)
         return {
             place.label
             for place, live, old in pairs
