@@ -47,10 +47,12 @@ from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
+from tacit.training.program.comparison import EXAMPLES, require_same_alone
+from tacit.training.program.one_by_one import random_like
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
 from tacit.training.program_state import ProgramState
-from tacit.training.records import Records
+from tacit.training.records import Records, read_records
 from tacit.training.speed import Speed
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
@@ -209,7 +211,7 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, isolation, speed)
+    records = _records(dataset, unit, collate_fn, parameters, guard, isolation, speed, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
@@ -370,6 +372,7 @@ def _records(
     guard: ErrorGuard,
     isolation: str,
     speed: Speed,
+    model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""
     is_program = speed.engine == "program"
@@ -380,6 +383,10 @@ def _records(
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
     records = guard(Records, dataset, one_by_one=is_program, **options)
+    if is_program and collate_fn is None and records.is_ragged:
+        (record,) = guard(read_records, records.dataset, [0])
+        options["collate_fn"] = PadTo.of_model(model, record)
+        records = guard(Records, dataset, one_by_one=True, **options)
     widths = {"has_one_shape": isolation == "strict", "has_own_widths": is_program}
     return unit.grouped(records, ids, **widths)
 
@@ -414,9 +421,23 @@ def _started(
         return None
     if loss_fn is None:
         raise ValueError("engine='program' needs loss_fn, whose program is traced.")
+    collate_fn = records.program[1] if records.program else None
+    if check and collate_fn is not None and not isinstance(collate_fn, PadTo):
+        _compare_collate_fn(collate_fn, records)
     options = {"views": of_lot["views"], "augment": of_lot["augment"], "check": check}
     options |= {"bounded": arithmetic == "bounded", "usual": usual, "private": records.tensors}
     return ranks.on_all(lambda: start(model, loss_fn, records.blanks(), clip, **options))
+
+
+def _compare_collate_fn(collate_fn: Callable[[list[Any]], Batch], records: Records) -> None:
+    """Raise `IncompatibleModel` if `collate_fn` combines synthetic records like the first one."""
+    (record,) = records.guard(read_records, records.dataset, [0])
+    try:
+        lot = [random_like(record) for _ in range(EXAMPLES)]
+    except TypeError:
+        return  # records of other things than numbers
+    alone = [[one] for one in lot]
+    require_same_alone("collate_fn", collate_fn, lot, alone, records.device)
 
 
 def _arithmetic(

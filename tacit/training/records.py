@@ -1,7 +1,7 @@
 """Access to the private records, and the microbatches in which they reach the device."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,14 +18,16 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tacit.errors import IncompatibleModel
 from tacit.training.key import Key, randomness
-from tacit.training.program.one_by_one import ByShape, row_count, stacked
+from tacit.training.program.one_by_one import OTHER_SHAPE, ByShape, row_count, stacked
 from tacit.training.program.pad_to import PadTo
 from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
 Fetch = Callable[[Indices], Batch]
+_FIRST = 16  # records whose shapes are compared when training is set up
 _ROWS, _NUMBERS = 256, 1 << 24  # records and numbers that are hashed at a time
 
 
@@ -154,6 +156,21 @@ class Records:
         found = held.values() if isinstance(held, dict) else getattr(inner, "tensors", ())
         return [t for t in found if isinstance(t, Tensor)]
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the first records, read one by one, differ in their shapes or types."""
+        few = np.arange(min(_FIRST, len(self)))
+        if self.is_stored or self.is_plain:
+            return False
+        try:
+            return isinstance(self.guard(self._fetch, few), ByShape)
+        except IncompatibleModel:  # lists of numbers, of which torch makes one tensor for each
+            (record,) = self.guard(read_records, self.dataset, [0])
+            parts = record.values() if isinstance(record, Mapping) else record
+            if not any(isinstance(part, list) for part in parts):
+                raise
+            return True
+
     def fetch(self, indices: Indices, seed: int = 0) -> Batch:
         """Return the records at `indices` as one batch on the model's device."""
         return self.to_device(self.fetch_on_host(indices, seed))
@@ -222,6 +239,8 @@ class Records:
         These are the lengths of `PadTo`, from the shortest; else all records have one shape.
         """
         if self._pad is None:
+            if self.is_ragged:
+                raise IncompatibleModel(OTHER_SHAPE)
             return [self.blank()]
         (record,) = self.guard(read_records, self.dataset, [0])
         found = [self.guard(self._pad.at_length, record, length) for length in self._pad.lengths]

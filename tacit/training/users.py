@@ -212,6 +212,7 @@ class UserRecords(_OfUsers):
 
     def blanks(self) -> list[Batch]:
         """Return a batch of one user for every number of slots that a user may have."""
+        self._inner.blanks()  # raises if records have different shapes
         widths = sorted({min(self._most, 1 << k) for k in range(self._most.bit_length() + 1)})
         whole = map_tensors(torch.zeros_like, self.widest(np.zeros(1, np.int64)))
         wider = map_rows(lambda t: t[:, :1].expand(1, self._most, *t.shape[2:]), whole)

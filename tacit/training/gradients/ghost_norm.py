@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear
+from tacit.training.program.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -177,16 +177,22 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
 def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return each example's squared norm of sum_t left_t right_t', and sum_t |left_t| |right_t|.
 
-    Both come from the Gram matrices of left (examples, T, P) and right (examples, T, D): the second
-    from their diagonals. The second is the scale of the rounding error. Both are raised by what
-    numbers too small for their dtype may have lost.
+    left is (examples, T, P) and right (examples, T, D).
     """
-    of_left, of_right = gram(left), gram(right)
+    return norms_of_grams(gram(left), gram(right), left.shape[2] + right.shape[2])
+
+
+def norms_of_grams(of_left: Tensor, of_right: Tensor, widths: int) -> tuple[Tensor, Tensor]:
+    """Return what `gram_norms` returns, from the Gram matrices of vectors of these widths in sum.
+
+    The second result, from their diagonals, is the scale of the rounding error. Both are raised by
+    what numbers too small for their dtype may have lost.
+    """
     products = of_left * of_right
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
     traces = [matrix.diagonal(dim1=1, dim2=2).sum(1) for matrix in (of_left, of_right)]
-    squared, widths = block_sums(products.flatten(1)), left.shape[2] + right.shape[2]
-    return raised_for_range(squared, lengths, traces, positions=left.shape[1], widths=widths)
+    squared, positions = block_sums(products.flatten(1)), of_left.shape[1]
+    return raised_for_range(squared, lengths, traces, positions=positions, widths=widths)
 
 
 def gram(vectors: Tensor) -> Tensor:
@@ -384,11 +390,12 @@ def wide(tensor: Tensor) -> Tensor:
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, or of two batches of them, summed in at least float32."""
-    multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        multiply = torch.mm if left.dim() == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32, out=out)
     if left.dim() == 2 and out is None:
         return linear(wide(left), wide(right).t())
+    multiply = torch.mm if left.dim() == 2 else products
     return multiply(wide(left), wide(right), out=out)
 
 

@@ -1,7 +1,7 @@
 """The known-answer test of a program, before anything is paid: on synthetic records alone.
 
-Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot, `loss_fn`
-on one example after the other, and the traced program, mapped over the lot.
+Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot,
+`loss_fn` on one example after the other, and the traced program, mapped over the lot.
 
 - If the first two differ, the program combines examples. Its releases would be private, but would
   mean something else than its author thinks, so it is refused, and the place is named.
@@ -30,6 +30,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.engines import loop
 from tacit.training.engines.examples import Examples, losses_of
+from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.draws import Draws
@@ -61,6 +62,7 @@ _OTHER_GRADIENTS = (
     "its gradients would be others than those of loss_fn, as where a torch.autograd.Function has a "
     "backward of its own"
 )
+_FLOAT = torch.finfo(torch.float32).eps
 _UNREPEATABLE = 0.01  # relative change by an ulp or by numbers that cannot be drawn again
 Engine = Callable[[Examples, Clip], ClippedSum]
 
@@ -92,12 +94,17 @@ class Comparison:
     def __post_init__(self) -> None:
         self._state = PythonState(self.loss_fn, self.model)
         self._kept = self._state.now()
+        self._buffers = [(b, b._version, b.detach().clone()) for b in self.model.buffers()]
 
     def begin(self) -> None:
-        """Put Python's values and generators back to those of the start."""
+        """Put Python's values, generators and buffers back to those of the start."""
         self._state.put_back(self._kept)
+        for number, (buffer, version, value) in enumerate(self._buffers):
+            if buffer._version != version:
+                buffer.data.copy_(value)
+                self._buffers[number] = buffer, buffer._version, value
 
-    # Synthetic records -----------------------------------------------------------------------------
+    # Synthetic records ---------------------------------------------------------------------------
 
     def synthetic(self, blank: Batch) -> Batch:
         """Return a lot of random examples, of the shapes and types in `blank`, that runs.
@@ -106,7 +113,7 @@ class Comparison:
         """
         lot = blank
         for draw in (torch.randn, torch.rand):
-            lot = map_rows(lambda t, draw=draw: _random(t, draw), blank)
+            lot = random_lot(blank, draw)
             for tensor in with_rows(lot)[0]:
                 if not (tensor.is_floating_point() or tensor.is_complex()):
                     self._fill(tensor, lot)
@@ -136,7 +143,7 @@ class Comparison:
             return False
         return bool(losses.isfinite().all())
 
-    # Runs ------------------------------------------------------------------------------------------
+    # Runs ----------------------------------------------------------------------------------------
 
     def _losses(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.enable_grad(), self._types_of(model):
@@ -195,9 +202,15 @@ class Comparison:
             if _differ([before], [after], roundings[0]):
                 raise self._refusal("losses", model, lot, draws)
             return
-        alone = [
-            self._run(model, self._example(lot, i), draws.of_example(i)) for i in range(EXAMPLES)
-        ]
+        try:
+            alone = [
+                self._run(model, self._example(lot, i), draws.of_example(i))
+                for i in range(EXAMPLES)
+            ]
+        except IncompatibleModel:
+            raise
+        except Exception as error:  # though the whole lot runs
+            raise self._refusal("losses", model, lot, draws) from error
         losses = torch.cat([found.losses for found in alone])
         sums = [torch.stack(g).sum(0) for g in zip(*(f.gradients for f in alone), strict=True)]
         if _differ([again.losses], [losses], roundings[0]):
@@ -220,7 +233,7 @@ class Comparison:
         place = first_difference(model, whole, alone, math.sqrt(self.rounding))
         return IncompatibleModel(_MEANING.format(what, place or _ELSEWHERE[what]))
 
-    # The traced program ----------------------------------------------------------------------------
+    # The traced program --------------------------------------------------------------------------
 
     def why_not_the_program(self, engine: Engine, clip: Clip, lot: Batch, *, bounded: bool) -> str:
         """Return why an engine cannot take the place of `loss_fn`, by its clipped sum; or ""."""
@@ -228,6 +241,8 @@ class Comparison:
             return ""  # each call draws other numbers
         try:
             found = self._sum(engine, self.model, clip, lot, self.draws.of_all(), bounded=bounded)
+        except Unsupported as error:
+            return error.reason
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise
@@ -278,7 +293,7 @@ class Comparison:
             return
         if engine is loop.run and self.draws.whole:
             return
-        lot = map_rows(lambda t: _resampled(t, examples * self.views), lot)
+        lot = map_rows(lambda t: _resampled(t, (examples * self.views, *t.shape[1:])), lot)
         draws, found = Draws(examples), _Losses()
         self.begin()
         with draws.recorded():
@@ -289,7 +304,7 @@ class Comparison:
             self.rounding = max(self.rounding, _unit(self.model))
             raise self._refusal("losses", self.model, lot, draws)
 
-    # The loop --------------------------------------------------------------------------------------
+    # The loop ------------------------------------------------------------------------------------
 
     def require_no_memory(self, lot: Batch) -> None:
         """Raise `IncompatibleModel` if a call of the program keeps something of its record.
@@ -317,8 +332,8 @@ class Comparison:
             kept += sorted(lists)
         if kept:
             raise IncompatibleModel(
-                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which would "
-                "reach the next record. Compute it from the record alone, or append it to a list "
+                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
+                "would reach the next record. Compute it from the record alone, or append it to a list "
                 "that nothing reads."
             )
 
@@ -335,6 +350,37 @@ class Comparison:
             run()
             times.append(time.process_time() - began)
         return 6 * times[0] / max(times[1], 1e-9)
+
+
+def require_same_alone(
+    name: str, call: Callable[[Any], Batch], whole: Any, alone: Sequence[Any], device: torch.device
+) -> None:
+    """Raise `IncompatibleModel` unless `call` gives a lot what it gives its examples one by one.
+
+    `call` is `augment` or `collate_fn`, which make batches. Nothing is said if it cannot be
+    repeated, or does not take synthetic records.
+    """
+    draws = Draws(len(alone))
+
+    def rows(values: Any, part: AbstractContextManager[Any]) -> list[Tensor]:
+        with randomness(0, device), part:
+            return with_rows(call(values))[0]
+
+    try:
+        first, again = rows(whole, draws.recorded()), rows(whole, draws.again())
+        parts = [rows(values, draws.of_example(i)) for i, values in enumerate(alone)]
+    except Exception:
+        return
+    found = [torch.cat(own) for own in zip(*parts, strict=True)]
+    if any(not torch.equal(*pair) for pair in zip(first, again, strict=True)):
+        return
+    pairs = zip(first, found, strict=True)
+    if any(a.shape != b.shape or _differ([a], [b], _FLOAT) for a, b in pairs):
+        raise IncompatibleModel(
+            f"{name} makes something else of records together than of each alone, so the program "
+            f"would not be trained as written: {name} is called on one record at a time. Let it "
+            "treat each record by itself."
+        )
 
 
 class _Losses:
@@ -420,20 +466,32 @@ def _differ(found: Sequence[Tensor], expected: Sequence[Tensor], rounding: float
 # Values -------------------------------------------------------------------------------------------
 
 
-def _random(blank: Tensor, draw: Callable[..., Tensor]) -> Tensor:
-    shape = EXAMPLES * blank.shape[0], *blank.shape[1:]
-    if blank.is_floating_point() or blank.is_complex():
-        return draw(shape, dtype=blank.dtype, device=blank.device)
-    return torch.zeros(shape, dtype=blank.dtype, device=blank.device)
+def random_lot(blank: Batch, draw: Callable[..., Tensor] = torch.randn) -> Batch:
+    """Return examples like the one in `blank` with random numbers; integers are 0."""
+
+    def drawn(t: Tensor) -> Tensor:
+        shape = EXAMPLES * t.shape[0], *t.shape[1:]
+        if t.is_floating_point() or t.is_complex():
+            return draw(shape, dtype=t.dtype, device=t.device)
+        return torch.zeros(shape, dtype=t.dtype, device=t.device)
+
+    return map_rows(drawn, blank)
+
+
+def resampled_like(batch: Batch, blank: Batch) -> Batch:
+    """Return a batch of the shapes in `blank` with the values that `batch` holds."""
+    tensors, rebuild = with_rows(blank)
+    pairs = zip(with_rows(batch)[0], tensors, strict=True)
+    return rebuild([_resampled(values, like.shape) for values, like in pairs])
 
 
 def _replaced(tensor: Tensor, kept: int) -> Tensor:
     """Return a lot of which the first `kept` rows stay, and the others hold other values."""
-    return torch.cat([tensor[:kept], _resampled(tensor, len(tensor) - kept)])
+    return torch.cat([tensor[:kept], _resampled(tensor, tensor[kept:].shape)])
 
 
-def _resampled(tensor: Tensor, rows: int) -> Tensor:
-    places = torch.randint(tensor.numel(), (rows, *tensor.shape[1:]), device=tensor.device)
+def _resampled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    places = torch.randint(max(1, tensor.numel()), tuple(shape), device=tensor.device)
     return tensor.flatten()[places] if tensor.numel() else tensor.new_zeros(places.shape)
 
 

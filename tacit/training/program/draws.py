@@ -84,7 +84,8 @@ class _Replay(TorchDispatchMode):
             return result
         drawn = result[1] if name == "native_dropout" else result
         # Numbers that are drawn between other bounds, or of other numbers, are not a part.
-        key = name, [a for a in args if isinstance(a, int | float)]
+        omitted = [argument.default_value for argument in func._schema.arguments[len(args) :]]
+        key = name, [a for a in (*args, *omitted) if isinstance(a, int | float)]
         value = self._given(key, drawn)
         if self.repeated in (0, self.draws.examples):
             self.place, self.repeated = self.place + 1, 0

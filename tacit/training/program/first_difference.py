@@ -1,7 +1,8 @@
 """Where a call on a whole lot first computes something else than calls on its examples.
 
 Both are followed operator by operator on synthetic records. The first operator whose inputs are
-those of the examples, stacked, and whose output is not, is what combines them.
+those of the examples, stacked, and whose output is not, is what combines them. If there is none, it
+is the first whose output is not.
 """
 
 import sys
@@ -46,14 +47,18 @@ def first_difference(
     """
     lot = _followed(model, whole)
     examples = [_followed(model, run) for run in alone]
-    for calls in zip(lot, *examples, strict=False):
-        first, *others = calls
-        is_same = all(call.name == first.name for call in others)
-        taken = is_same and _are_stacked(first.taken, [c.taken for c in others], rounding)
-        given = is_same and _are_stacked(first.given, [c.given for c in others], rounding)
-        if not is_same or (taken and first.taken and not given):
-            return _described(model, first)
-    return ""
+    first: _Call | None = None
+    for call, *others in zip(lot, *examples, strict=False):
+        if any(other.name != call.name for other in others):
+            return _described(model, first or call)
+        if any(len(other.given) != len(call.given) for other in others):
+            continue  # such as the rows of a lot, one by one
+        if _are_stacked(call.given, [c.given for c in others], rounding):
+            continue
+        if _are_stacked(call.taken, [c.taken for c in others], rounding):
+            return _described(model, call)
+        first = first or call
+    return _described(model, first) if first else ""
 
 
 def _described(model: nn.Module, call: _Call) -> str:
@@ -71,7 +76,7 @@ def _described(model: nn.Module, call: _Call) -> str:
         ):
             place = f"in {name or 'the model'} ({name_of_kind(type(layer))})"
             cause = "batch_first=True, which is missing there: it takes the first axis for time"
-    if any(word in call.layers[-1].lower() for word in _ROUTERS) if call.layers else False:
+    if call.layers and any(word in call.layers[-1].lower() for word in _ROUTERS):
         cause = "a router's balancing loss or capacity, which is computed over the batch"
     return f"They first differ {place}, at {call.name}{call.line}. The likely cause is {cause}."
 
@@ -116,7 +121,7 @@ class _Calls(TorchFunctionMode):
         taken = [t.detach().clone() for t in tensors_in(args, kwargs)]
         result = func(*args, **kwargs)
         given = [t.detach().clone() for t in results_in(result) if isinstance(t, Tensor)]
-        if given:
+        if taken and given:
             name = getattr(func, "__name__", "an operator").strip("_")
             line = line_of(sys._getframe(1))
             self.calls.append(_Call(name, tuple(self.layers), line, taken, given))
@@ -145,5 +150,6 @@ def _is_stacked(whole: Tensor, parts: Sequence[Tensor], rounding: float) -> bool
 def _is_close(a: Tensor, b: Tensor, rounding: float) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
+    a, b = a.to(torch.complex128), b.to(torch.complex128)
     scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) if b.numel() else 0.0
     return torch.allclose(a, b, rtol=rounding, atol=rounding * scale, equal_nan=True)

@@ -137,8 +137,9 @@ class Tape:
     def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator that takes shared values and examples."""
         rule = RULES.get(target)
-        if rule is not None and isinstance(rule.place, tuple):
-            return self._by_rule(rule, rule.place, args, kwargs)
+        place = None if rule is None else rule.place
+        if isinstance(place, tuple):
+            return self._by_rule(rule, place, args, kwargs)
         if not torch.is_grad_enabled():
             return target(*args, **kwargs)
         try:
@@ -146,8 +147,7 @@ class Tape:
                 return REWRITTEN[target](self, *args, **kwargs)
         except Declined:
             pass
-        if rule is not None:
-            place = rule.place
+        if place is not None:
             if place < 0:  # either of the first two
                 place = 0 if not self.is_shared(args[0]) else 1
             x = args[place]
@@ -163,7 +163,7 @@ class Tape:
         return self._by_rule(Rule(run, 0, lambda *_: False), (0,), (x, shared), {})
 
     def _by_rule(
-        self, rule: Rule, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         others = [a for i, a in enumerate(args) if i not in places]
         if any(isinstance(a, Tensor) and is_mapped(a) for a in others):

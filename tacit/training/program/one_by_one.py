@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +25,9 @@ _DIFFERENT = (
 )
 OTHER_SHAPE = (
     "a record has another shape or type than the program was traced for. Give "
-    "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to a public "
-    "one. (Padding to the longest record of a lot would make the gradient of one record depend on "
-    "the length of another.)"
+    "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to one of "
+    "a few public lengths. (Padding to the longest record of a lot would make the gradient of one "
+    "record depend on the length of another.)"
 )
 
 
@@ -64,6 +65,25 @@ def stacked(examples: Sequence[Batch], rows: int = 1) -> Batch:
         for group in groups.values()
     ]
     return batches[0] if len(batches) == 1 else ByShape(batches)
+
+
+def random_like(record: Any) -> Any:  # Any: a record as the data set gives it
+    """Return a record of the same form with random numbers; raise `TypeError` for other things."""
+    if isinstance(record, Tensor):
+        if record.is_floating_point() or record.is_complex():
+            return torch.randn_like(record)
+        return torch.randint_like(record, 2)
+    if isinstance(record, np.ndarray):
+        return random_like(torch.from_numpy(record)).numpy()
+    if isinstance(record, bool | int | float):
+        return type(record)(
+            torch.randn(()) if isinstance(record, float) else torch.randint(2**15, ())
+        )
+    if isinstance(record, Mapping):
+        return {name: random_like(value) for name, value in record.items()}
+    if isinstance(record, tuple | list):
+        return type(record)(random_like(value) for value in record)
+    raise TypeError(f"no random record can be made of a {type(record).__name__}")
 
 
 def _values(batch: Batch) -> Any:  # Any: nested lists and mappings of text

@@ -19,6 +19,8 @@ from tacit.training.tree import Batch
 
 _SHORTEST = 16  # shorter lengths save little and take a trace each
 
+_POSITIONS = "max_position_embeddings", "n_positions"
+
 
 class PadTo:
     """A `collate_fn` that pads each record by its own length to one of a few public lengths.
@@ -27,6 +29,9 @@ class PadTo:
     sequences of one length and of numbers. Guarantee: what a record becomes depends on no other
     record. All lengths are tried when training is set up, so nothing that is printed or raised
     later depends on which of them occur.
+
+    It is the default for records of different lengths if the model is one of transformers, whose
+    configuration declares a maximum.
 
     Parameters
     ----------
@@ -68,6 +73,16 @@ class PadTo:
         self.lengths = tuple(sorted(set(lengths or _grid(whole(maximum=maximum, least=1)))))
         whole(lengths=self.lengths[0], least=1)
         self.value, self.mask, self.fields = value, mask, fields
+
+    @classmethod
+    def of_model(cls, model: Any, record: Any) -> "PadTo | None":  # Any: a module; a record
+        """Return the lengths up to the positions that a model of transformers declares, if any."""
+        config = getattr(model, "config", None)
+        found = [getattr(config, name, None) for name in _POSITIONS]
+        maximum = next((n for n in found if isinstance(n, int)), None)
+        is_tokens = isinstance(record, Mapping) and "input_ids" in record
+        mask = "attention_mask" if is_tokens and "attention_mask" not in record else False
+        return None if maximum is None else cls(maximum, mask=mask)
 
     def __call__(self, records: list[Any]) -> Batch:
         """Return records as a batch of the least public length that holds all of them."""

@@ -24,11 +24,12 @@ from tacit.training.program import torch_internals
 from tacit.training.program.one_by_one import OTHER_SHAPE
 from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.python_state import Kept, Leftover, PythonState
-from tacit.training.program.tensor_values import TensorValues
+from tacit.training.program.tensor_values import ASKED, TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
 _REGISTER = "Register it as a buffer of the model (register_buffer): buffers are read at each step."
+_DIFFER = "Two traces of the program of one example"
 _BY_ROW = (
     "it draws numbers in Python for each row of a batch, and one trace would give all examples the "
     "same ones"
@@ -48,6 +49,9 @@ class Programs:
     ----------
     moving
         Why the program is traced again for each lot; "" if it is not.
+    changed
+        Names of the values that had changed when the last lot began. There is one warning if this
+        happens in two lots in a row.
     traces
         Number of times that programs were made anew since the first, so that what was compiled from
         them can be dropped.
@@ -63,6 +67,7 @@ class Programs:
     ) -> None:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self.moving, self.traces = "", 0
+        self.changed: list[str] = []
         self._private = {_memory_of(tensor) for tensor in private}
         self._shapes: dict[Any, Batch] = {}  # an example of zeros, by shapes
         self._programs: dict[Any, OneExample] = {}
@@ -73,9 +78,9 @@ class Programs:
         self._cost = 0.0
 
     @property
-    def draws_for_real(self) -> bool:
-        """Whether a random number in a condition is drawn when the program is traced."""
-        return self._draws
+    def can_be_repeated(self) -> bool:
+        """Whether the same Python values and generators give the same program again."""
+        return not (self._draws or self.moving.startswith(_DIFFER))
 
     @classmethod
     def of(cls, model: nn.Module, loss_fn: LossFn, views: int) -> "Programs":
@@ -101,9 +106,9 @@ class Programs:
         Call it once before the examples of a lot are summed, within the context that seeds the
         generators of the step.
         """
-        changed = [] if self.moving else self._changed()
+        before, self.changed = self.changed, [] if self.moving else self._changed()
         self._require_unchanged_constants()
-        if not (self.moving or changed):
+        if not (self.moving or self.changed):
             return
         self.traces += 1
         self._programs.clear()
@@ -112,7 +117,9 @@ class Programs:
         key, one = next(iter(self._shapes.items()))
         if not self.moving:
             self._keep(key, self._examined(one))
-            self._warn(f"{_listed(changed)} changed, which the program of one example reads")
+            if before:  # a single change, such as of the mode, costs little
+                names = _listed(self.changed)
+                self._warn(f"{names} changed, which the program of one example reads")
         if self.moving:
             self._keep(key, self._trace(one, self._state, self._kept)[0])
 
@@ -155,7 +162,7 @@ class Programs:
     def _warn(self, what: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            again = "for each lot" if self.moving else "now, and whenever such a value changes"
+            again = "for each lot" if self.moving else "whenever such a value changes"
             warnings.warn(
                 f"{what}, so it is traced again {again}, which took {self._cost:.2g} s.",
                 RuntimeWarning,
@@ -186,21 +193,25 @@ class Programs:
         return program
 
     def _why_moving(self, one: Batch, first: OneExample) -> str:
-        """Return why a second trace, from the state that the first one left, differs; or ""."""
-        state, before = self._now()
-        second, _ = self._trace(one, state, before)
-        if names := state.drawn(before):
-            ends = state.now()
-            state.put_back(before)
-            self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
-            if state.drawn(ends):
-                raise Untraceable(_BY_ROW)
-            return f"The program of one example draws numbers from the generator {_listed(names)}"
-        if names := state.changed(before):
-            return f"The program of one example changes {_listed(names)}"
-        if text := _difference(first, second):
-            return f"Two traces of the program of one example differ in {text}"
-        return ""
+        """Return why further traces, from the states that the former ones left, differ; or ""."""
+        difference = ""
+        for _ in range(2):  # what is built at the first call, such as compiled parts, is no change
+            state, before = self._now()
+            program, _ = self._trace(one, state, before)
+            if names := state.drawn(before):
+                ends = state.now()
+                state.put_back(before)
+                self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
+                if state.drawn(ends):
+                    raise Untraceable(_BY_ROW)
+                return f"The program of one example draws from the generator {_listed(names)}"
+            if names := state.changed(before):
+                return f"The program of one example changes {_listed(names)}"
+            difference = _difference(first, program)
+            if not difference:
+                return ""
+            first = program
+        return f"{_DIFFER} differ in {difference}"
 
     def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
         """Raise if a call reads and replaces what the call before it computed."""
@@ -218,8 +229,8 @@ class Programs:
         read = {made.get(id(tensor)) for tensor in self._inputs(program)}
         if names := read & {label for label, _, _ in again}:
             raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, which the call "
-                "before it computed: records of one lot would reach the next one. Compute it from the "
+                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before "
+                "left it: records of one lot would reach the next one. Compute it from the "
                 "batch alone."
             )
 
@@ -227,22 +238,20 @@ class Programs:
         self, one: Batch, state: PythonState, before: Kept, *, examples: int = 1
     ) -> tuple[OneExample, list[Leftover]]:
         """Return the program of an example, and what it stored of tensors, which is put back."""
+        draws, program = self._draws, None
         try:
-            program = self._traced(one, examples)
-        except Untraceable:
+            program = self._traced(one, examples, draws=draws)
+        except Untraceable as error:
             state.put_back(before)
-            if self._draws:
+            if draws or ASKED not in error.reason:
                 raise
-            self._draws = True  # perhaps one random number in a condition, which is drawn for real
-            try:
-                return self._trace(one, state, before, examples=examples)
-            except Untraceable:
-                self._draws = False
-                raise
+        if program is None:  # perhaps a random number in a condition, which is drawn for real then
+            program = self._traced(one, examples, draws=True)
+            self._draws = True
         return program, state.clean(before)
 
-    def _traced(self, one: Batch, examples: int) -> OneExample:
-        values = TensorValues(self._state.tensors, draws=self._draws)
+    def _traced(self, one: Batch, examples: int, *, draws: bool) -> OneExample:
+        values = TensorValues(self._state.tensors, draws=draws)
         began = time.perf_counter()
 
         def losses(model: nn.Module, batch: Batch) -> Tensor:

@@ -332,7 +332,8 @@ class PythonState:
         if not code.co_filename.startswith(_FOREIGN):
             for word in names & value.__globals__.keys():
                 self._slot(f"global {word}", value.__globals__, word)
-        self._tuple(label, (value.__defaults__, value.__kwdefaults__, value.__dict__))
+            self._later(label, vars(value))
+        self._tuple(label, (value.__defaults__, value.__kwdefaults__))
 
 
 # By kind, the first that fits.

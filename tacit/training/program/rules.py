@@ -19,10 +19,12 @@ from tacit.training.gradients import (
     generic,
     linear,
     normalization,
+    recurrent_steps,
 )
 from tacit.training.gradients.factored import Dense
-from tacit.training.gradients.site import Declined, Operation, Site
-from tacit.training.program import products, recurrence
+from tacit.training.gradients.site import Declined, Layout, Operation, Site
+from tacit.training.program import products
+from tacit.training.program.recurrence import LAYER
 
 aten = torch.ops.aten
 
@@ -149,7 +151,7 @@ RULES: dict[Any, Rule] = {
     aten.instance_norm.default: Rule(_instance_norm, 0, _always),
     aten.add.Tensor: Rule(_add, -1, _never),
     aten.mul.Tensor: Rule(_mul, -1, _never),
-    recurrence.LAYER: Rule(recurrence.rule, (1, 2, 3), _never),
+    LAYER: Rule(recurrent_steps.recurrent_layer, (1, 2, 3), _never),
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _CONVOLUTION),

@@ -8,6 +8,7 @@ with `loss_fn` on synthetic records (`comparison`).
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,11 +18,18 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered
 from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, losses_of, views_one_by_one
+from tacit.training.engines.examples import Examples, as_views, losses_of, views_one_by_one
 from tacit.training.key import randomness
 from tacit.training.memory_limit import starting_limit
 from tacit.training.program import mapped
-from tacit.training.program.comparison import EXAMPLES, Comparison, in_double
+from tacit.training.program.comparison import (
+    EXAMPLES,
+    Comparison,
+    in_double,
+    random_lot,
+    require_same_alone,
+    resampled_like,
+)
 from tacit.training.program.one_example import OneExample, Untraceable
 from tacit.training.program.programs import Programs
 from tacit.training.program.tensor_values import where
@@ -29,6 +37,7 @@ from tacit.training.tree import (
     Batch,
     LossFn,
     current_device,
+    is_out_of_memory,
     map_tensors,
     n_rows,
     take_rows,
@@ -42,8 +51,8 @@ _FAILS_ALONE = (
     "as a statistic over the batch. It fails"
 )
 _KEEPS = (
-    "loss_fn fails when it is called again. It seems to keep a value of one call for the next where "
-    "it cannot be found, such as in a generator or a context variable. The error is raised"
+    "loss_fn fails when it is called again. It seems to keep a value of one call for the next "
+    "where it cannot be found, such as in a generator or a context variable. The error is raised"
 )
 _MOST = 64  # examples in the comparison of a lot of usual size
 
@@ -77,17 +86,23 @@ def start(
     """
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
     device = with_rows(zeros[0])[0][0].device
+    if augment is not None and check:
+        views_of = partial(as_views, views=views, augment=augment)
+        before = random_lot(blanks[0])
+        alone = [take_rows(before, i, i + 1) for i in range(EXAMPLES)]
+        require_same_alone("augment", views_of, before, alone, device)
     with gathered(model), randomness(0, device), current_device(device):
         comparison = Comparison(model, loss_fn, views, in_double(model) if check else None)
         lot = comparison.synthetic(zeros[0])
+        comparison.begin()
         one = take_rows(lot, 0, views)
         programs = Programs(model, loss_fn, views, private=private)
+        reason = _why_untraceable(programs, zeros, one, lot)
         try:
-            reason = _why_untraceable(programs, zeros, one, lot)
             if check:
                 comparison.require_same_meaning(lot)
             engine = _Mapped(programs)
-            if not reason and check and not programs.draws_for_real:
+            if not reason and check and programs.can_be_repeated:
                 reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
             if reason:
                 comparison.require_no_memory(lot)
@@ -102,9 +117,9 @@ def start(
         except IncompatibleModel:
             raise
         except Exception as error:
-            if comparison.has_run:
-                raise IncompatibleModel(_KEEPS + where(error)) from error
-            raise
+            if is_out_of_memory(error) or not comparison.has_run:
+                raise
+            raise IncompatibleModel(f"{_KEEPS}{where(error)}: {error}") from error
         finally:
             comparison.begin()
 
@@ -128,11 +143,14 @@ def _why_untraceable(programs: Programs, blanks: Sequence[Batch], one: Batch, lo
 
     `one` is an example of the synthetic `lot`. An error on both is the program's own.
     """
+    blank = blanks[0]
     try:
         for blank in blanks:
             programs.prepare(blank)
     except Untraceable as error:
         program = programs.loss_fn, programs.model
+        if blank is not blanks[0]:
+            losses_of(*program, resampled_like(one, blank), programs.views)
         try:
             losses_of(*program, one, programs.views)
         except Exception as alone:

@@ -1,6 +1,5 @@
 """Runs with `engine="program"`: the same releases as the loop's, whatever the options."""
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import tacit
-from tacit.errors import IncompatibleModel, ProgramError
+from tacit.errors import IncompatibleModel
 from tacit.training import (
     AdaptiveClip,
     Automatic,
@@ -173,9 +172,7 @@ def test_a_loop_leaves_the_losses_to_the_program():
 )
 def test_what_cannot_run_is_refused_in_one_sentence(options, error, text):
     with pytest.raises(error, match=text):
-        _, private = run("program", **options)
-        for lot in private:
-            private.step(lot)
+        trained("program", **options)
 
 
 def test_compiled_steps_are_refused():
