@@ -19,7 +19,7 @@ from tacit.errors import IncompatibleModel
 
 try:
     from torch._C import _functorch
-    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -37,7 +37,7 @@ try:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     _MISSING = ""
-    _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "maybe_get_level")
+    _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "peek_interpreter_stack")
     _MISSING = ", ".join(name for name in _NAMES if not hasattr(_functorch, name))
 except ImportError as error:  # pragma: no cover  # other versions of torch
     _MISSING = str(error)
@@ -188,7 +188,7 @@ def is_mapped(tensor: Tensor) -> bool:
 
 def outside_of_map() -> AbstractContextManager[Any]:  # Any: its value is unused
     """Return a context that leaves the innermost `torch.func.vmap`."""
-    return retrieve_current_functorch_interpreter().lower()
+    return temporarily_pop_interpreter_stack()
 
 
 def with_map(stacked: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def with_map(stacked: Tensor) -> Tensor:
 
 def level() -> int:
     """Return the level of the innermost `torch.func.vmap`."""
-    return retrieve_current_functorch_interpreter().level()
+    return _functorch.peek_interpreter_stack().level()
 
 
 @cache
