@@ -33,9 +33,9 @@ from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
-from tacit.training.program.draws import Draws
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import PythonState
+from tacit.training.program.replayed_draws import Draws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
