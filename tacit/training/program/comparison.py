@@ -33,9 +33,9 @@ from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
-from tacit.training.program.draws import Draws
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import PythonState
+from tacit.training.program.replayed_draws import Draws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
@@ -205,11 +205,7 @@ class Comparison:
         if self.rounding > _UNREPEATABLE:
             return
         if self.draws_in_python:
-            others = map_rows(lambda t: _replaced(t, self.views), lot)
-            before = self._run(model, lot, draws.again()).losses[: self.views]
-            after = self._run(model, others, draws.again()).losses[: self.views]
-            if _differ([before], [after], roundings[0]):
-                raise self._refusal("losses", model, lot, draws)
+            self._require_first_alone(model, lot, draws, roundings[0])
             return
         try:
             alone = self.alone = self._one_by_one(model, lot)
@@ -223,6 +219,20 @@ class Comparison:
             raise self._refusal("losses", model, lot, draws)
         if _differ(again.gradients, sums, roundings[1]):
             raise self._refusal("gradients", model, lot, draws)
+
+    def _require_first_alone(
+        self, model: nn.Module, lot: Batch, draws: Draws, rounding: float
+    ) -> None:
+        """Raise `IncompatibleModel` if the first example's loss changes with the other examples.
+
+        For programs that draw in Python, where examples alone draw other numbers.
+        """
+        others = map_rows(lambda t: _replaced(t, self.views), lot)
+        before, after = (
+            self._run(model, batch, draws.again()).losses[: self.views] for batch in (lot, others)
+        )
+        if _differ([before], [after], rounding):
+            raise self._refusal("losses", model, lot, draws)
 
     def _refusal(self, what: str, model: nn.Module, lot: Batch, draws: Draws) -> IncompatibleModel:
         """Return the error that names where a lot first differs from its examples."""
@@ -300,10 +310,14 @@ class Comparison:
         `losses` computes those of the examples; None if they run one by one. Not tried if the
         program draws numbers that cannot be given to its examples.
         """
-        draws = Draws(examples)
-        if self.draws_in_python or not self.draws.is_matched or self.rounding > _UNREPEATABLE:
+        draws, rounding = Draws(examples), max(self.unit, self.rounding, _unit(self.model))
+        if self.rounding > _UNREPEATABLE or not self.draws.is_matched:
             return
-        lot = map_rows(lambda t: _resampled(t, (examples * self.views, *t.shape[1:])), lot)
+        self.rounding = rounding
+        lot = map_rows(lambda t: _fresh(t, (examples * self.views, *t.shape[1:])), lot)
+        if self.draws_in_python:
+            self._require_first_alone(self.model, lot, draws, rounding)
+            return
         self.begin()
         with draws.recorded():
             whole = self._losses(self.model, lot).detach()
@@ -317,8 +331,7 @@ class Comparison:
                 with draws.of_example(number):
                     parts.append(self._losses(self.model, self._example(lot, number)).detach())
             alone = torch.cat(parts)
-        if _differ([whole], [alone], max(self.unit, self.rounding, _epsilon(whole))):
-            self.rounding = max(self.rounding, _unit(self.model))
+        if _differ([whole], [alone], rounding):
             raise self._refusal("losses", self.model, lot, draws)
 
     # The loop ------------------------------------------------------------------------------------
@@ -493,6 +506,14 @@ def resampled_like(batch: Batch, blank: Batch) -> Batch:
 def _replaced(tensor: Tensor, kept: int) -> Tensor:
     """Return a lot of which the first `kept` rows stay, and the others hold other values."""
     return torch.cat([tensor[:kept], _resampled(tensor, tensor[kept:].shape)])
+
+
+def _fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return numbers like those of `tensor`; floating-point numbers are drawn anew."""
+    if not tensor.is_floating_point():
+        return _resampled(tensor, shape)
+    draw = torch.rand if bool((tensor >= 0).all()) else torch.randn
+    return draw(tuple(shape), dtype=tensor.dtype, device=tensor.device)
 
 
 def _resampled(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -93,6 +93,21 @@ class PadTo:
     def __repr__(self) -> str:
         return f"PadTo(lengths={self.lengths})"
 
+    def require_fitting(self, *, is_program: bool, stacks: bool) -> None:
+        """Raise `ValueError` if several lengths do not fit other options of a run.
+
+        `stacks` says that records are stacked, as those of one user are.
+        """
+        if len(self.lengths) == 1:
+            return
+        if not is_program:
+            raise ValueError("PadTo with several lengths needs speed=Speed(engine='program').")
+        if stacks:
+            raise ValueError(
+                "PadTo must have one length with users or static_shapes, whose records are "
+                "stacked: PadTo(lengths=[n])."
+            )
+
     def at_length(self, record: Any, length: int) -> Batch:  # Any: a record
         """Return one record as a batch, padded or cut to `length`."""
         return default_collate([self._padded(record, length)])

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ from tacit.training.program.comparison import (
     require_same_alone,
     resampled_like,
 )
+from tacit.training.program.one_by_one import random_like
 from tacit.training.program.one_example import OneExample, Untraceable
+from tacit.training.program.pad_to import PadTo
 from tacit.training.program.programs import Programs
 from tacit.training.program.tensor_values import where
 from tacit.training.tree import (
@@ -41,8 +43,10 @@ from tacit.training.tree import (
     map_tensors,
     n_rows,
     take_rows,
-    with_rows,
 )
+
+if TYPE_CHECKING:
+    from tacit.training.records import Records
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 ONE_AT_A_TIME = "one record at a time"
@@ -68,29 +72,27 @@ class Started(NamedTuple):
 
 def start(
     model: nn.Module,
-    loss_fn: LossFn,
-    blanks: Sequence[Batch],
+    loss_fn: LossFn | None,
+    records: "Records",
+    augment: Callable[[Batch], Batch] | None,
     clip: Clip,
     *,
     views: int,
-    augment: Callable[[Batch], Batch] | None,
     bounded: bool,
     usual: int,
     check: bool,
-    private: Sequence[Tensor],
 ) -> Started:
     """Trace the program of one example, and compare it with `loss_fn` on synthetic records.
 
-    `blanks` are batches of one record for each shape that a record can have; nothing depends on
-    other values of theirs. `usual` is the size of a lot, and `private` the data set's own tensors.
+    Of the records, only the shapes are used, and values that are not tensors and must be the same
+    for all. `usual` is the size of a lot.
     """
+    if loss_fn is None:
+        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
+    blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
-    device = with_rows(zeros[0])[0][0].device
-    if augment is not None and check:
-        views_of = partial(as_views, views=views, augment=augment)
-        before = random_lot(blanks[0])
-        alone = [take_rows(before, i, i + 1) for i in range(EXAMPLES)]
-        require_same_alone("augment", views_of, before, alone, device)
+    if check:
+        _compare_what_comes_before(records, blanks[0], views, augment)
     with gathered(model), randomness(0, device), current_device(device):
         comparison = Comparison(model, loss_fn, views, in_double(model) if check else None)
         lot = comparison.synthetic(zeros[0])
@@ -100,7 +102,7 @@ def start(
         try:
             if check:
                 comparison.require_same_meaning(lot)
-            engine = _Mapped(programs)
+            engine = _TracedEngine(programs)
             if not reason and check and programs.can_be_repeated:
                 reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
             if reason:
@@ -124,7 +126,25 @@ def start(
             comparison.begin()
 
 
-class _Mapped(NamedTuple):
+def _compare_what_comes_before(
+    records: "Records", blank: Batch, views: int, augment: Callable[[Batch], Batch] | None
+) -> None:
+    """Raise `IncompatibleModel` if `collate_fn` or `augment` combines synthetic records."""
+    if augment is not None:
+        lot = random_lot(blank)
+        alone = [take_rows(lot, i, i + 1) for i in range(EXAMPLES)]
+        views_of = partial(as_views, views=views, augment=augment)
+        require_same_alone("augment", views_of, lot, alone, records.device)
+    if records.collate_fn is not None and not isinstance(records.collate_fn, PadTo):
+        try:
+            synthetic = [random_like(records.first()) for _ in range(EXAMPLES)]
+        except TypeError:
+            return  # records of other things than numbers
+        singles = [[record] for record in synthetic]
+        require_same_alone("collate_fn", records.collate_fn, synthetic, singles, records.device)
+
+
+class _TracedEngine(NamedTuple):
     """The engine that maps traced programs."""
 
     programs: Programs
