@@ -173,15 +173,17 @@ def make_private(
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
         construction, the program of one example being traced and mapped over the lot, and each
         record being read in a process of its own (`tacit.training.engines.traced`); how much slower
-        this is gets printed. See docs/isolation.md.
+        this is gets printed. See docs/isolation.md. With `speed=Speed(engine="program")`, nothing
+        is tested on records: examples are kept apart by construction (`tacit.training.program`).
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
         1 + eta. "fast": sums are as fast as they can be; their rounding is bounded for some engines
         only. `private.arithmetic` says what is proved. See docs/arithmetic.md.
     check
-        Whether to test the program for mixing of examples, if isolation is "checked". Known layers
-        are refused in any case.
+        Whether to test the program for mixing of examples, if isolation is "checked", or to compare
+        it on synthetic records (`tacit.training.program.comparison`) with engine="program". Known
+        layers are refused in any case.
     debug
         Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
         text may quote private records. By default a `ProgramError` names the kind of error and the

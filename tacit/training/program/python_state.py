@@ -136,10 +136,9 @@ class PythonState:
 
     def only_appended(self, kept: Kept) -> set[str]:
         """Return the names of lists that still begin with what they held."""
-        pairs = zip(self._boxes, self._live, kept.boxes, strict=True)
         return {
             place.label
-            for place, live, old in pairs
+            for place, live, old in zip(self._boxes, self._live, kept, strict=False)
             if isinstance(live, list)
             and len(live) >= len(old)
             and all(a is b for a, b in zip(live, old, strict=False))

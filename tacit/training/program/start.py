@@ -48,7 +48,7 @@ BY_CONSTRUCTION = "by construction: one traced program per example"
 ONE_AT_A_TIME = "one record at a time"
 _FAILS_ALONE = (
     "loss_fn runs on a lot, but not on one example: something in it needs several examples, such "
-    "as a statistic over the batch. It fails"
+    "as a statistic over the batch, or loses their axis, such as squeeze(). It fails"
 )
 _KEEPS = (
     "loss_fn fails when it is called again. It seems to keep a value of one call for the next "
@@ -95,9 +95,8 @@ def start(
         comparison = Comparison(model, loss_fn, views, in_double(model) if check else None)
         lot = comparison.synthetic(zeros[0])
         comparison.begin()
-        one = take_rows(lot, 0, views)
         programs = Programs(model, loss_fn, views, private=private)
-        reason = _why_untraceable(programs, zeros, one, lot)
+        reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
         try:
             if check:
                 comparison.require_same_meaning(lot)
@@ -109,7 +108,8 @@ def start(
             needed = 1 if reason else max(_bytes_of(programs.program_of(b)) for b in zeros)
             rows = min(usual, starting_limit(needed, device, largest_lot=_MOST))
             if check and rows > EXAMPLES:
-                comparison.require_usual_size(loop.run if reason else engine, clip, lot, rows)
+                losses = None if reason else engine.losses
+                comparison.require_usual_size(losses, clip, lot, rows)
             if reason:
                 _warn(reason, comparison.cost_of_loop(clip, lot))
                 return Started(loop.run, None, ONE_AT_A_TIME, needed)
@@ -133,33 +133,64 @@ class _Mapped(NamedTuple):
         self.programs.begin_lot()
         return self.run(examples, clip)
 
+    def losses(self, examples: Examples, clip: Clip) -> Tensor:
+        """Return the losses of examples, without their gradients."""
+        self.programs.begin_lot()
+        try:
+            mapped.run(examples, clip, programs=self.programs, seeded=_Seen.stop)
+        except _Seen as seen:
+            return seen.losses
+        raise AssertionError("a lot has losses")
+
     def run(self, examples: Examples, clip: Clip) -> ClippedSum:
         """Return the clipped sum of a microbatch of the lot that has begun."""
         return mapped.run(examples, clip, programs=self.programs)
 
 
-def _why_untraceable(programs: Programs, blanks: Sequence[Batch], one: Batch, lot: Batch) -> str:
+class _Seen(Exception):
+    """Raised where the backward pass would begin, with the losses of the examples."""
+
+    def __init__(self, losses: Tensor) -> None:
+        super().__init__()
+        self.losses = losses.detach()
+
+    @classmethod
+    def stop(cls, losses: Tensor) -> Tensor:
+        raise cls(losses)
+
+
+def _why_untraceable(
+    programs: Programs, blanks: Sequence[Batch], lot: Batch, *, has_run: bool
+) -> str:
     """Trace the program for all shapes; return why that is impossible, or "".
 
-    `one` is an example of the synthetic `lot`. An error on both is the program's own.
+    Raises the program's own error if it fails on a synthetic example as well. `has_run` says that
+    the whole lot has run before.
     """
-    blank = blanks[0]
-    try:
-        for blank in blanks:
+    one = take_rows(lot, 0, programs.views)
+    for blank in blanks:
+        try:
             programs.prepare(blank)
-    except Untraceable as error:
+            continue
+        except Untraceable as error:
+            reason = error.reason
+        except IncompatibleModel:
+            raise
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {text}{where(error)}"
         program = programs.loss_fn, programs.model
         if blank is not blanks[0]:
             losses_of(*program, resampled_like(one, blank), programs.views)
+            return reason
         try:
             losses_of(*program, one, programs.views)
         except Exception as alone:
+            if not has_run:
+                raise
             losses_of(*program, lot, n_rows(lot))
             raise IncompatibleModel(f"{_FAILS_ALONE}{where(alone)}: {alone}") from alone
-        return error.reason
-    except ValueError as error:
-        error.add_note("(loss_fn is traced on one example: squeeze() removes its axis, too.)")
-        raise
+        return reason
     return ""
 
 

@@ -83,14 +83,15 @@ class TensorValues(TorchFunctionMode):
     def losses(self, loss_fn: LossFn, model: nn.Module, batch: Batch) -> Tensor:
         """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced.
 
-        Errors that tracing has nothing to do with are left as they are.
+        Errors that are raised outside of torch are the program's own, and left as they are.
         """
         try:
             with self:
                 return loss_fn(model, batch)
         except Exception as error:
-            is_other = not (self._is_given or isinstance(error, RuntimeError))
-            if not isinstance(error, Untraceable) and (is_other or isinstance(error, TacitError)):
+            frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+            is_own = not (self._is_given or frame.f_code.co_filename.startswith(_LIBRARIES))
+            if not isinstance(error, Untraceable) and (is_own or isinstance(error, TacitError)):
                 raise
             raise Untraceable(self._what(error) + where(error)) from error
 

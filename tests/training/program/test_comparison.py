@@ -207,7 +207,8 @@ def _draws(name):
     return not torch.equal(*found) or DRAWING.search(name) is not None
 
 
-def test_a_custom_function_with_a_backward_of_its_own_runs_in_the_loop():
+@pytest.mark.parametrize("kind", ["function", "hook"])
+def test_a_backward_of_its_own_is_kept_or_runs_in_the_loop(kind):
     class Rounded(torch.autograd.Function):
         """Straight through: the derivative of rounding is taken to be one."""
 
@@ -220,24 +221,25 @@ def test_a_custom_function_with_a_backward_of_its_own_runs_in_the_loop():
             return g
 
     def loss_fn(m, b):
-        return ce(m[2](Rounded.apply(m[0](b[0]))), b[1])
+        hidden = m[0](b[0])
+        if kind == "hook":
+            hidden.register_hook(lambda g: g.clamp(-0.01, 0.01))
+        else:
+            hidden = Rounded.apply(hidden)
+        return ce(m[2](hidden), b[1])
 
     gradients = []
     for engine in ("program", "loop"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-        case = case_of(
-            model, loss_fn, torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
-        )
+        x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+        options = {"noise_multiplier": 0.0, "batch_size": 8, "check": engine == "program"}
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            run = private(
-                case, engine=engine, noise_multiplier=0.0, batch_size=8, check=engine == "program"
-            )
-        if engine == "program":
-            assert run.isolation == "one record at a time"
+            run = private(case_of(model, loss_fn, x), engine=engine, **options)
+        if run.isolation == "one record at a time":
             texts = [str(w.message) for w in seen if w.category is RuntimeWarning]
-            assert re.search("autograd.Function.*times as long as a plain step", texts[0])
+            assert re.search("gradients would be others.*times as long as a plain step", texts[0])
         run.step(next(iter(run)))
         gradients.append([p.grad for p in model.parameters()])
     for a, b in zip(*gradients, strict=True):

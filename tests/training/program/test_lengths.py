@@ -53,7 +53,7 @@ def private(dataset, *, model=None, loss=loss_fn, engine="program", **options):
     model = Bag() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     settings = {"batch_size": 12, "steps": 4, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
-    settings |= {"speed": Speed(engine=engine)}
+    settings |= {"speed": Speed(engine=engine), "check": engine == "program"}
     return tacit.make_private(model, optimizer, dataset, loss, **(settings | options))
 
 
