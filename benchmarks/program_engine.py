@@ -43,9 +43,7 @@ class Workload:
         self.model, self.loss_fn, self.batch_size, one = _BUILDERS[self.name]()
         records = RECORDS * self.batch_size
         self.records = tuple(
-            torch.randn(records, *shape)
-            if high is None
-            else torch.randint(high, (records, *shape))
+            torch.randn(records, *shape) if high is None else torch.randint(high, (records, *shape))
             for high, shape in one
         )
         if layout == "channels last":
@@ -458,9 +456,11 @@ def main() -> None:
             "page faults a step, plain / old / new",
         )  # fmt: skip
         blocks += [
-            f"## Steps\n\n`private.step` with default arguments against that of {_commit(arguments.old)}"
-            ", and a plain step with SGD on batches of the expected size; each in a process of its "
-            f"own, in turns, {arguments.pairs} of each. Medians of 25 steps, then of the processes; "
+            "## Steps\n\n`private.step` with default arguments against that of "
+            f"{_commit(arguments.old)}, and a plain step with SGD on batches of the expected size; "
+            "each in a process of "
+            f"its own, in turns, {arguments.pairs} of each. Medians of 25 steps, then of the "
+            "processes; "
             "new / old is the median of its pairs.",
             table(header, rows),
         ]

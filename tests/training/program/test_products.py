@@ -50,7 +50,8 @@ FACTORED = {
     "heads": (product("btj,hij->bthi"), (2, 3, 5)),
     "used twice": (
         lambda x, w: (
-            torch.einsum("bti,io->bto", x, w) + torch.einsum("bto,oi->bti", x[..., :3], w.T)[..., :3]
+            torch.einsum("bti,io->bto", x, w)
+            + torch.einsum("bto,oi->bti", x[..., :3], w.T)[..., :3]
         ),
         (5, 3),
     ),
@@ -107,6 +108,7 @@ def test_parts_stay_factored_unless_they_overlap():
         return Parts((Region((rows, 3), (3, 1), 3 * start, (rows, 3)),), (outer,), whole)
 
     apart = Parts.together([part(0, 3), part(3, 6), part(0, 3)])
+    assert apart is not None
     assert [type(g) for g in apart.gradients] == [Outer, Outer]
     dense, factors = apart.dense(), torch.tensor([0.5, 2.0])
     assert torch.allclose(apart.settle(bounded=False)[0], dense.flatten(1).square().sum(1))
