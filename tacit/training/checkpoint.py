@@ -273,7 +273,9 @@ class RunState:
         self._current = 0
         self._open_plans()
         ledger, before = self._counted = state["counted"]
-        if state["handed_over"] and self._writer is None and self._begin < self._end:
+        if self._begin >= self._end:  # the run is over
+            return self._end, self._repaid, ""
+        if state["handed_over"] and self._writer is None:
             raise ValueError(
                 "the steps of this run are counted in the file of its checkpoint: give "
                 "checkpoint=FILE to make_private."
@@ -287,7 +289,7 @@ class RunState:
         elif not state["handed_over"]:  # then nothing was paid, so nothing was released
             left = self._end
             lost -= before or ledger != self.ledger.id
-        if lost < 0 and self._begin < self._end:
+        if lost < 0:
             raise LedgerError(
                 "the ledger does not know the steps that this run has paid for: it is another one, "
                 "or an older copy. Use the ledger that the run has written."
@@ -306,7 +308,7 @@ class RunState:
                 advice = "Give lost_steps='pay' to take them"
                 raise ValueError(f"{told}. That is not what its seed gives. {advice}.")
         if missing <= 0:
-            if lost > 0 and self._begin < self._end:
+            if lost > 0:
                 warnings.warn(
                     f"{told}, taken again out of the reserve; {self._price()} as planned.",
                     stacklevel=6,
@@ -344,7 +346,7 @@ class RunState:
         if self._seeded is None or self._begin >= end:
             return ""
         if self._handed_over:  # this number is in the file before one of them is used
-            return f"handed over, {self._handed_over} left"
+            return f"handed over, {len(self._repaid)} paid again, {self._handed_over} left"
         number = self._tick_off()
         return f"plan {self._reserved[self._current].id}, step {number}"
 

@@ -366,6 +366,16 @@ def test_a_seeded_run_that_was_stopped_in_order_goes_on(problem, words):
     assert third.private.is_reproducible
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_a_finished_seeded_run_has_lost_nothing(problem, tmp_path, is_handed_over):
+    options = {"steps": 105, "seed": 5}  # the last block is not used up
+    if is_handed_over:
+        kept(problem, tmp_path, stop=0, **options).private.pay_whole()
+    for _ in "ab":
+        case = kept(problem, tmp_path, **options)
+        assert case.private.steps_taken == 105
+
+
 @pytest.mark.filterwarnings(AGAIN)
 def test_lost_steps_of_a_seeded_run_need_consent(problem, words, tmp_path):
     crashed(problem, tmp_path, stop=47, seed=5)
@@ -643,6 +653,16 @@ def test_steps_can_be_handed_to_processes_without_the_ledger(problem, words, tmp
     assert len(ledger.history()) == 2
     assert len(set(words)) == len(words) <= 306
     assert again.private.steps_taken == 300
+
+
+@pytest.mark.filterwarnings(AGAIN)
+def test_workers_with_one_seed_have_other_keys_also_after_a_payment(problem, words, tmp_path):
+    ledger, options = tacit.Ledger(tmp_path / "a.ledger"), {"seed": 5, "lost_steps": "pay"}
+    for _ in range(3):  # the third has as many steps left as the second: 3 are paid again
+        kept(problem, tmp_path, stop=0, ledger=ledger, **options).private.pay_whole()
+        crashed(problem, tmp_path, stop=1, ledger=tacit.Ledger(), **options)
+    assert len(ledger.history()) == 2
+    assert len(set(words)) == len(words) == 3
 
 
 @pytest.mark.filterwarnings(AGAIN)
