@@ -47,12 +47,10 @@ from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
-from tacit.training.program.comparison import EXAMPLES, require_same_alone
-from tacit.training.program.one_by_one import random_like
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
 from tacit.training.program_state import ProgramState
-from tacit.training.records import Records, read_records
+from tacit.training.records import Records
 from tacit.training.speed import Speed
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
@@ -173,15 +171,17 @@ def make_private(
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
         construction, the program of one example being traced and mapped over the lot, and each
         record being read in a process of its own (`tacit.training.engines.traced`); how much slower
-        this is gets printed. See docs/isolation.md.
+        this is gets printed. See docs/isolation.md. With `speed=Speed(engine="program")`, nothing
+        is tested on records: examples are kept apart by construction (`tacit.training.program`).
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
         1 + eta. "fast": sums are as fast as they can be; their rounding is bounded for some engines
         only. `private.arithmetic` says what is proved. See docs/arithmetic.md.
     check
-        Whether to test the program for mixing of examples, if isolation is "checked". Known layers
-        are refused in any case.
+        Whether to test the program for mixing of examples, if isolation is "checked", or to compare
+        it on synthetic records (`tacit.training.program.comparison`) with engine="program". Known
+        layers are refused in any case.
     debug
         Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
         text may quote private records. By default a `ProgramError` names the kind of error and the
@@ -219,9 +219,8 @@ def make_private(
     of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
     traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
-    usual = min(speed.max_microbatch or batch_size, -(-batch_size // ranks.size))
-    of_start = {"usual": usual, "check": check}
-    started = _started(model, loss_fn, records, clip, arithmetic, speed, of_lot, ranks, **of_start)
+    of_start = {"bounded": arithmetic == "bounded", "check": check, "usual": batch_size}
+    started = _started(model, loss_fn, records, clip, speed, ranks, of_lot, of_start)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -243,16 +242,16 @@ def make_private(
         checkpoint=kept,
     )
     _require_same_start(ranks, model, plan, records)
-    is_formed = isolation == "strict" or (started is not None and started.programs is None)
+    is_formed = bool(traced) or (started is not None and started.programs is None)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, speed, is_formed=is_formed)
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None and started is None else None
-    options = {"views": views, "augment": transform, "steps": plan.steps, "guard": guard}
-    options |= {"engine": speed.engine}
-    words = "by construction" if traced else "not tested" if started is None else started.statement
+    options = of_lot | {"steps": plan.steps, "guard": guard, "engine": speed.engine}
+    del options["noisy_loss"]
+    words = started.statement if started else "by construction" if traced else "not tested"
     kept_apart = _isolation(words, model, tested, records, clip, ranks, options)
-    needed = views * guard(ranks.on_all, partial(_probe, model, tested, records, transform, speed))
-    needed = needed if started is None else started.bytes_of_example
+    probing = partial(_probe, model, tested, records, transform, speed)
+    needed = started.bytes_of_example if started else views * guard(ranks.on_all, probing)
     most = _most_rows(speed, needed, plan, ranks)
     program = None if tested is None else (model, tested, records, clip, views, transform)
     limit = guard(_limit, speed, needed, records.device, program, most=most)
@@ -377,30 +376,18 @@ def _records(
     """Return access to the records or users, on the model's device and in its precision."""
     is_program = speed.engine == "program"
     if isinstance(collate_fn, PadTo):
-        _refuse_lengths(collate_fn, unit, speed)
+        stacks = unit.users is not None or speed.static_shapes
+        collate_fn.require_fitting(is_program=is_program, stacks=stacks)
     dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
     records = guard(Records, dataset, one_by_one=is_program, **options)
     if is_program and collate_fn is None and records.is_ragged:
-        (record,) = guard(read_records, records.dataset, [0])
-        options["collate_fn"] = PadTo.of_model(model, record)
+        options["collate_fn"] = PadTo.of_model(model, records.first())
         records = guard(Records, dataset, one_by_one=True, **options)
     widths = {"has_one_shape": isolation == "strict", "has_own_widths": is_program}
     return unit.grouped(records, ids, **widths)
-
-
-def _refuse_lengths(pad: PadTo, unit: Unit, speed: Speed) -> None:
-    """Raise `ValueError` if records of different lengths do not fit the other options."""
-    is_single = len(pad.lengths) == 1
-    if speed.engine != "program" and not is_single:
-        raise ValueError("PadTo with several lengths needs speed=Speed(engine='program').")
-    if not is_single and (unit.users is not None or speed.static_shapes):
-        raise ValueError(
-            "PadTo must have one length with users or static_shapes, whose records are stacked: "
-            "PadTo(lengths=[n])."
-        )
 
 
 def _started(
@@ -408,36 +395,18 @@ def _started(
     loss_fn: LossFn | None,
     records: Records,
     clip: Clip,
-    arithmetic: str,
     speed: Speed,
-    of_lot: dict[str, Any],  # Any: options of sums of lots
     ranks: Ranks,
-    *,
-    usual: int,
-    check: bool,
+    of_lot: dict[str, Any],  # Any: options of sums of lots
+    of_start: dict[str, Any],  # Any: options of `start`, for all ranks
 ) -> Started | None:
     """Return the program of one example, traced and compared; None with another engine."""
     if speed.engine != "program":
         return None
-    if loss_fn is None:
-        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
-    collate_fn = records.program[1] if records.program else None
-    if check and collate_fn is not None and not isinstance(collate_fn, PadTo):
-        _compare_collate_fn(collate_fn, records)
-    options = {"views": of_lot["views"], "augment": of_lot["augment"], "check": check}
-    options |= {"bounded": arithmetic == "bounded", "usual": usual, "private": records.tensors}
-    return ranks.on_all(lambda: start(model, loss_fn, records.blanks(), clip, **options))
-
-
-def _compare_collate_fn(collate_fn: Callable[[list[Any]], Batch], records: Records) -> None:
-    """Raise `IncompatibleModel` if `collate_fn` combines synthetic records like the first one."""
-    (record,) = records.guard(read_records, records.dataset, [0])
-    try:
-        lot = [random_like(record) for _ in range(EXAMPLES)]
-    except TypeError:
-        return  # records of other things than numbers
-    alone = [[one] for one in lot]
-    require_same_alone("collate_fn", collate_fn, lot, alone, records.device)
+    options = of_start | {"views": of_lot["views"]}
+    usual = -(-of_start["usual"] // ranks.size)
+    options["usual"] = min(speed.max_microbatch or usual, usual)
+    return ranks.on_all(lambda: start(model, loss_fn, records, of_lot["augment"], clip, **options))
 
 
 def _arithmetic(

@@ -137,7 +137,7 @@ class Records:
         self.is_plain = collate_fn is None and (is_table or is_tensors)
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
-        self._pad = collate_fn if isinstance(collate_fn, PadTo) else None
+        self.collate_fn = collate_fn
 
     def __len__(self) -> int:
         return self.guard(len, self.dataset)
@@ -165,7 +165,7 @@ class Records:
         try:
             return isinstance(self.guard(self._fetch, few), ByShape)
         except IncompatibleModel:  # lists of numbers, of which torch makes one tensor for each
-            (record,) = self.guard(read_records, self.dataset, [0])
+            record = self.first()
             parts = record.values() if isinstance(record, Mapping) else record
             if not any(isinstance(part, list) for part in parts):
                 raise
@@ -233,17 +233,21 @@ class Records:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
 
+    def first(self) -> Any:  # Any: as the data set gives it
+        """Return the first record as the data set gives it; only its form is public."""
+        return self.guard(read_records, self.dataset, [0])[0]
+
     def blanks(self) -> list[Batch]:
         """Return a batch like `blank` for every shape that a record can have, which is public.
 
         These are the lengths of `PadTo`, from the shortest; else all records have one shape.
         """
-        if self._pad is None:
+        pad = self.collate_fn
+        if not isinstance(pad, PadTo):
             if self.is_ragged:
                 raise IncompatibleModel(OTHER_SHAPE)
             return [self.blank()]
-        (record,) = self.guard(read_records, self.dataset, [0])
-        found = [self.guard(self._pad.at_length, record, length) for length in self._pad.lengths]
+        found = [self.guard(pad.at_length, self.first(), length) for length in pad.lengths]
         return [self.to_device(map_tensors(torch.zeros_like, batch)) for batch in found]
 
 

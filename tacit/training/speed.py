@@ -24,6 +24,12 @@ class Speed:
         Processes that fetch records ahead.
     engine
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
+        "program" traces the program of one example on synthetic values and maps it over the lot, so
+        that examples cannot influence each other; it replaces the tests of isolation. With it,
+        `lengths`, `num_workers`, `static_shapes` and `max_microbatch` are as useful as before, and
+        `compile` is refused. The data set, `collate_fn` and `augment` are called on one record at a
+        time; records of different lengths need `collate_fn=tacit.training.PadTo(...)`, after which
+        `lengths` is not needed.
     compile
         Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
         graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes

@@ -22,7 +22,7 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return `batch` with `change` applied to each tensor in its tuples, lists, mappings, fields."""
+    """Return `batch` with `change` applied to each tensor in it, however it is nested."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):

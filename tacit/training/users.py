@@ -157,7 +157,7 @@ class _OfUsers(Records):
         self.dataset, self.program = inner.dataset, inner.program
         self.device, self.guard = inner.device, inner.guard
         self.is_stored, self.is_plain = inner.is_stored, inner.is_plain
-        self._pad = inner._pad
+        self.collate_fn = inner.collate_fn
 
     @property
     def on_device(self) -> None:

@@ -35,7 +35,6 @@ from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.program import mapped
-from tacit.training.program.start import Started
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
     from tacit.training.gpu.graph_replay import ReplayedStep
     from tacit.training.lots import Lot, PendingMicrobatch
+    from tacit.training.program.start import Started
 
 __all__ = [
     "ENGINES",
@@ -195,7 +195,7 @@ class LotSum:
         reason: str = "",
         bounded: bool = False,
         noisy_loss: NoisyLoss | None = None,
-        started: Started | None = None,
+        started: "Started | None" = None,
     ) -> None:
         self._started = started
         self._noisy_loss = noisy_loss
@@ -264,11 +264,8 @@ class LotSum:
                     parts = self._sum_of_rows(lot, microbatch, clip, compiled, defer=is_deferred)
                     if not parts:
                         fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
-                        parts = [
-                            part
-                            for alike in fetched.of_one_shape()
-                            for part in in_halves(compute, alike, on_halved=lower_limit)
-                        ]
+                        for alike in fetched.of_one_shape():
+                            parts += in_halves(compute, alike, on_halved=lower_limit)
                 except Exception as error:
                     if compiled is None or not self._gives_up(error):
                         raise

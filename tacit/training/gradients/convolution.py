@@ -213,8 +213,7 @@ class Convolved:
         return self.x.shape[0] // self.examples
 
     def dense(self) -> Tensor:
-        formed = self.formed().dense().reshape(self.examples, *self.weight.shape)
-        return formed.contiguous()  # autograd's rules for computed weights may take views of it
+        return self.formed().dense().reshape(self.examples, *self.weight.shape)
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         groups = self.geometry.groups

@@ -31,10 +31,9 @@ from tacit.training.gradients.ghost_norm import (
 )
 from tacit.training.gradients.site import Unsupported
 
-# Gradients of up to SMALL numbers are handled side by side in one tensor: calls cost more than what
-# they do. Each begins at a multiple of ALIGNED numbers, because a GPU's kernels read several at a
-# time. On a CPU the 40 small gradients of a ResNet-18 took 1 ms of a step of 50 ms too long.
-SMALL, ALIGNED = {"cuda": 2**14, "cpu": 2**9}, 16
+# On a GPU, gradients of up to SMALL numbers are handled side by side in one tensor. Each begins at
+# a multiple of ALIGNED numbers, because kernels read several numbers at a time.
+SMALL, ALIGNED = 2**14, 16
 
 
 class FactoredGradient(Protocol):
@@ -91,12 +90,15 @@ class Dense:
         return (squared_norm(self.values) if self.squared is None else self.squared), self
 
     def is_better_joined(self) -> bool:
-        """Return True if calling operators takes longer for this gradient than what they do.
+        """Return True if a GPU takes longer to launch kernels for this gradient than to run them.
 
         `joined` puts such gradients of several parameters into one tensor.
         """
-        is_plain = self.squared is None and self.axes is None
-        return is_plain and self.values[0].numel() <= SMALL.get(self.values.device.type, 0)
+        if self.squared is not None or self.axes is not None:
+            return False
+        if self.values.is_cuda:
+            return self.values[0].numel() <= SMALL
+        return usual(self.values.numel()) <= SMALL
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
@@ -530,9 +532,7 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 def joined(gradients: Sequence[Dense]) -> Dense:
     """Return the gradients of several parameters side by side in one tensor, to save launches."""
     rows = [wide(gradient.values).reshape(gradient.values.shape[0], -1) for gradient in gradients]
-    rests = [-row.shape[1] % ALIGNED for row in rows]
-    pairs = zip(rows, rests, strict=True)
-    return Dense(torch.cat([F.pad(row, (0, rest)) if rest else row for row, rest in pairs], 1))
+    return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
 
 
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:

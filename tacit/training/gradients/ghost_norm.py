@@ -112,6 +112,9 @@ RATES = {
 # Largest temporary tensor for one chunk of examples, in elements. On a CPU it should fit the cache.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
+# Seconds that the operators of the Gram matrices take to be called, more than those of other ways.
+GRAM_CALLS = 5e-5
+
 # On a CPU, rows up to this long are squared and summed faster by a matrix product.
 NARROW = 16
 
@@ -250,6 +253,7 @@ def cheapest_way(
     more = (slower - 1) * positions * size / rates.products  # of the weighted sum in float64
     gram = positions**2 * (inputs + outputs) / rates.products
     gram += 4 * positions**2 * 4 / rates.cached + copied * item / rates.bytes
+    gram += GRAM_CALLS / usual(examples)
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
     gram = slower * gram + more

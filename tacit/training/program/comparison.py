@@ -1,7 +1,7 @@
 """The known-answer test of a program, before anything is paid: on synthetic records alone.
 
-Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot, `loss_fn`
-on one example after the other, and the traced program, mapped over the lot.
+Three ways to compute the same losses and gradients are compared: `loss_fn` on a whole lot,
+`loss_fn` on one example after the other, and the traced program, mapped over the lot.
 
 - If the first two differ, the program combines examples. Its releases would be private, but would
   mean something else than its author thinks, so it is refused, and the place is named.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, losses_of
+from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
-from tacit.training.program.draws import Draws
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import PythonState
+from tacit.training.program.replayed_draws import Draws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
@@ -47,7 +47,7 @@ from tacit.training.tree import (
     with_rows,
 )
 
-EXAMPLES = 5  # odd and few; a lot of the usual size is compared too
+EXAMPLES = 3  # odd and few; a lot of the usual size is compared too
 _VALUES = (1000, 100, 10, 5, 3, 2)  # integers are random below the largest of these that runs
 _MEANING = (
     "loss_fn gives other {} for a lot than for its examples one by one: something in it combines "
@@ -65,6 +65,7 @@ _OTHER_GRADIENTS = (
 _FLOAT = torch.finfo(torch.float32).eps
 _UNREPEATABLE = 0.01  # relative change by an ulp or by numbers that cannot be drawn again
 Engine = Callable[[Examples, Clip], ClippedSum]
+T = TypeVar("T")
 
 
 class _Found(NamedTuple):
@@ -90,6 +91,7 @@ class Comparison:
     unit: float = 0.0  # the same in the precision of the run
     draws_in_python: bool = False
     has_run: bool = False  # on synthetic examples
+    alone: list[_Found] = field(default_factory=list)  # what examples give, exactly if possible
 
     def __post_init__(self) -> None:
         self._state = PythonState(self.loss_fn, self.model)
@@ -104,7 +106,7 @@ class Comparison:
                 buffer.data.copy_(value)
                 self._buffers[number] = buffer, buffer._version, value
 
-    # Synthetic records -----------------------------------------------------------------------------
+    # Synthetic records ---------------------------------------------------------------------------
 
     def synthetic(self, blank: Batch) -> Batch:
         """Return a lot of random examples, of the shapes and types in `blank`, that runs.
@@ -143,7 +145,7 @@ class Comparison:
             return False
         return bool(losses.isfinite().all())
 
-    # Runs ------------------------------------------------------------------------------------------
+    # Runs ----------------------------------------------------------------------------------------
 
     def _losses(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.enable_grad(), self._types_of(model):
@@ -167,6 +169,13 @@ class Comparison:
             targets = list(trainable(model).values())
             gradients = torch.autograd.grad(losses.sum(), targets, materialize_grads=True)
         return _Found(losses.detach(), [g.detach().to_dense() for g in gradients])
+
+    def _one_by_one(self, model: nn.Module, lot: Batch) -> list[_Found]:
+        """Return what the examples of a lot give, each as a lot of its own."""
+        return [
+            self._run(model, self._example(lot, i), self.draws.of_example(i))
+            for i in range(EXAMPLES)
+        ]
 
     def _example(self, batch: Batch, number: int) -> Batch:
         return take_rows(batch, number * self.views, (number + 1) * self.views)
@@ -196,17 +205,10 @@ class Comparison:
         if self.rounding > _UNREPEATABLE:
             return
         if self.draws_in_python:
-            others = map_rows(lambda t: _replaced(t, self.views), lot)
-            before = self._run(model, lot, draws.again()).losses[: self.views]
-            after = self._run(model, others, draws.again()).losses[: self.views]
-            if _differ([before], [after], roundings[0]):
-                raise self._refusal("losses", model, lot, draws)
+            self._require_first_alone(model, lot, draws, roundings[0])
             return
         try:
-            alone = [
-                self._run(model, self._example(lot, i), draws.of_example(i))
-                for i in range(EXAMPLES)
-            ]
+            alone = self.alone = self._one_by_one(model, lot)
         except IncompatibleModel:
             raise
         except Exception as error:  # though the whole lot runs
@@ -217,6 +219,20 @@ class Comparison:
             raise self._refusal("losses", model, lot, draws)
         if _differ(again.gradients, sums, roundings[1]):
             raise self._refusal("gradients", model, lot, draws)
+
+    def _require_first_alone(
+        self, model: nn.Module, lot: Batch, draws: Draws, rounding: float
+    ) -> None:
+        """Raise `IncompatibleModel` if the first example's loss changes with the other examples.
+
+        For programs that draw in Python, where examples alone draw other numbers.
+        """
+        others = map_rows(lambda t: _replaced(t, self.views), lot)
+        before, after = (
+            self._run(model, batch, draws.again()).losses[: self.views] for batch in (lot, others)
+        )
+        if _differ([before], [after], rounding):
+            raise self._refusal("losses", model, lot, draws)
 
     def _refusal(self, what: str, model: nn.Module, lot: Batch, draws: Draws) -> IncompatibleModel:
         """Return the error that names where a lot first differs from its examples."""
@@ -233,78 +249,92 @@ class Comparison:
         place = first_difference(model, whole, alone, math.sqrt(self.rounding))
         return IncompatibleModel(_MEANING.format(what, place or _ELSEWHERE[what]))
 
-    # The traced program ----------------------------------------------------------------------------
+    # The traced program --------------------------------------------------------------------------
 
     def why_not_the_program(self, engine: Engine, clip: Clip, lot: Batch, *, bounded: bool) -> str:
         """Return why an engine cannot take the place of `loss_fn`, by its clipped sum; or ""."""
         if self.draws_in_python or self.rounding > _UNREPEATABLE:
             return ""  # each call draws other numbers
         try:
-            found = self._sum(engine, self.model, clip, lot, self.draws.of_all(), bounded=bounded)
+            found = self._sum(engine, clip, lot, self.draws.of_all(), bounded=bounded).sums
         except Unsupported as error:
             return error.reason
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise
             return f"it cannot be mapped over examples ({str(error).strip().partition('. ')[0]})"
-        one_by_one = self._loop(self.model, clip, lot)
-        exact, unit = one_by_one, _unit(self.model)
+        exact, self.unit = self._clipped(self.alone, clip), _unit(self.model)
         if self.double is not None:
-            exact = self._loop(self.double, clip, as_double(lot))
-            unit = max(unit, _change(_joined(exact), _joined(one_by_one)))
-        self.unit = unit
+            rounded = self._clipped(self._one_by_one(self.model, lot), clip)
+            self.unit = max(self.unit, _change(_joined(exact), _joined(rounded)))
         names = list(exact)
-        if _differ([found[n] for n in names], [exact[n] for n in names], unit):
+        if _differ([found[n] for n in names], [exact[n] for n in names], self.unit):
             return _OTHER_GRADIENTS
         return ""
 
-    def _loop(self, model: nn.Module, clip: Clip, lot: Batch) -> dict[str, Tensor]:
-        total: dict[str, Tensor] = {}
-        for i in range(EXAMPLES):
-            draws = self.draws.of_example(i)
-            found = self._sum(loop.run, model, clip, self._example(lot, i), draws)
-            total = {name: g + total[name] if total else g for name, g in found.items()}
-        return total
+    def _clipped(self, alone: list[_Found], clip: Clip) -> dict[str, Tensor]:
+        rows = zip(*(found.gradients for found in alone), strict=True)
+        gradients = {
+            name: torch.stack(own) / self.views
+            for name, own in zip(trainable(self.model), rows, strict=True)
+        }
+        mask = torch.ones(len(alone), dtype=torch.bool, device=alone[0].losses.device)
+        return clip_and_sum(gradients, clip, mask).sums
 
     def _sum(
         self,
-        engine: Engine,
-        model: nn.Module,
+        engine: Callable[[Examples, Clip], T],
         clip: Clip,
         lot: Batch,
         draws: AbstractContextManager[Any],
         *,
         bounded: bool = False,
-        losses: Any = None,  # Any: stands for `NoisyLoss`
-    ) -> dict[str, Tensor]:
+    ) -> T:
         self.begin()
-        rows = n_rows(lot) // self.views
-        mask = torch.ones(rows, dtype=torch.bool, device=with_rows(lot)[0][0].device)
-        options = {"views": self.views, "bounded": bounded, "noisy_loss": losses}
-        with draws, self._types_of(model):
-            return engine(Examples(model, self.loss_fn, lot, mask, **options), clip).sums
+        mask = torch.ones(
+            n_rows(lot) // self.views, dtype=torch.bool, device=with_rows(lot)[0][0].device
+        )
+        with draws:
+            examples = Examples(self.model, self.loss_fn, lot, mask, self.views, bounded)
+            return engine(examples, clip)
 
-    def require_usual_size(self, engine: Engine, clip: Clip, lot: Batch, examples: int) -> None:
+    def require_usual_size(
+        self,
+        losses: Callable[[Examples, Clip], Tensor] | None,
+        clip: Clip,
+        lot: Batch,
+        examples: int,
+    ) -> None:
         """Raise `IncompatibleModel` if a lot of usual size has other losses than its examples.
 
-        Not tried if the program draws numbers that cannot be given to its examples.
+        `losses` computes those of the examples; None if they run one by one. Not tried if the
+        program draws numbers that cannot be given to its examples.
         """
-        if self.draws_in_python or not self.draws.is_matched or self.rounding > _UNREPEATABLE:
+        draws, rounding = Draws(examples), max(self.unit, self.rounding, _unit(self.model))
+        if self.rounding > _UNREPEATABLE or not self.draws.is_matched:
             return
-        if engine is loop.run and self.draws.whole:
+        self.rounding = rounding
+        lot = map_rows(lambda t: _fresh(t, (examples * self.views, *t.shape[1:])), lot)
+        if self.draws_in_python:
+            self._require_first_alone(self.model, lot, draws, rounding)
             return
-        lot = map_rows(lambda t: _resampled(t, (examples * self.views, *t.shape[1:])), lot)
-        draws, found = Draws(examples), _Losses()
         self.begin()
         with draws.recorded():
-            losses = self._losses(self.model, lot).detach()
-        self._sum(engine, self.model, clip, lot, draws.of_all(), losses=found)
-        whole = losses.view(-1, self.views).mean(1)
-        if _differ([whole], [found.losses], max(self.unit, self.rounding, _epsilon(losses))):
-            self.rounding = max(self.rounding, _unit(self.model))
+            whole = self._losses(self.model, lot).detach()
+        if losses is not None:
+            whole = whole.view(-1, self.views).mean(1)
+            alone = self._sum(losses, clip, lot, draws.of_all())
+        else:
+            parts = []
+            for number in range(examples):
+                self.begin()
+                with draws.of_example(number):
+                    parts.append(self._losses(self.model, self._example(lot, number)).detach())
+            alone = torch.cat(parts)
+        if _differ([whole], [alone], rounding):
             raise self._refusal("losses", self.model, lot, draws)
 
-    # The loop --------------------------------------------------------------------------------------
+    # The loop ------------------------------------------------------------------------------------
 
     def require_no_memory(self, lot: Batch) -> None:
         """Raise `IncompatibleModel` if a call of the program keeps something of its record.
@@ -332,9 +362,9 @@ class Comparison:
             kept += sorted(lists)
         if kept:
             raise IncompatibleModel(
-                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which would "
-                "reach the next record. Compute it from the record alone, or append it to a list "
-                "that nothing reads."
+                f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
+                "would reach the next record. Compute it from the record alone, or append it to a "
+                "list that nothing reads."
             )
 
     def cost_of_loop(self, clip: Clip, lot: Batch) -> float:
@@ -342,7 +372,7 @@ class Comparison:
         many = map_rows(lambda t: torch.cat([t] * 6), lot)
         times = []
         for run in (
-            lambda: self._sum(loop.run, self.model, clip, lot, nullcontext()),
+            lambda: self._sum(loop.run, clip, lot, nullcontext()),
             lambda: self._run(self.model, many, nullcontext()),
         ):
             run()
@@ -381,18 +411,6 @@ def require_same_alone(
             f"would not be trained as written: {name} is called on one record at a time. Let it "
             "treat each record by itself."
         )
-
-
-class _Losses:
-    """Stands in the place of `NoisyLoss` to see the losses of examples."""
-
-    def __init__(self) -> None:
-        self.losses = torch.empty(0)
-
-    def total(self, losses: Tensor, mask: Tensor, *, views: int = 1) -> int:  # noqa: ARG002  # of its protocol
-        """Keep the losses; add up nothing."""
-        self.losses = torch.cat([self.losses.to(losses), losses.detach().reshape(-1)])
-        return 0
 
 
 # Copies in float64 --------------------------------------------------------------------------------
@@ -467,7 +485,7 @@ def _differ(found: Sequence[Tensor], expected: Sequence[Tensor], rounding: float
 
 
 def random_lot(blank: Batch, draw: Callable[..., Tensor] = torch.randn) -> Batch:
-    """Return examples like the one in `blank` with random numbers, but for integers, which are 0."""
+    """Return examples like the one in `blank` with random numbers; integers are 0."""
 
     def drawn(t: Tensor) -> Tensor:
         shape = EXAMPLES * t.shape[0], *t.shape[1:]
@@ -488,6 +506,14 @@ def resampled_like(batch: Batch, blank: Batch) -> Batch:
 def _replaced(tensor: Tensor, kept: int) -> Tensor:
     """Return a lot of which the first `kept` rows stay, and the others hold other values."""
     return torch.cat([tensor[:kept], _resampled(tensor, tensor[kept:].shape)])
+
+
+def _fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return numbers like those of `tensor`; floating-point numbers are drawn anew."""
+    if not tensor.is_floating_point():
+        return _resampled(tensor, shape)
+    draw = torch.rand if bool((tensor >= 0).all()) else torch.randn
+    return draw(tuple(shape), dtype=tensor.dtype, device=tensor.device)
 
 
 def _resampled(tensor: Tensor, shape: Sequence[int]) -> Tensor:

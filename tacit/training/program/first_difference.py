@@ -1,7 +1,8 @@
 """Where a call on a whole lot first computes something else than calls on its examples.
 
 Both are followed operator by operator on synthetic records. The first operator whose inputs are
-those of the examples, stacked, and whose output is not, is what combines them; else the first whose output is not.
+those of the examples, stacked, and whose output is not, is what combines them. If there is none, it
+is the first whose output is not.
 """
 
 import sys

@@ -25,9 +25,9 @@ _DIFFERENT = (
 )
 OTHER_SHAPE = (
     "a record has another shape or type than the program was traced for. Give "
-    "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to a public "
-    "one. (Padding to the longest record of a lot would make the gradient of one record depend on "
-    "the length of another.)"
+    "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to one of "
+    "a few public lengths. (Padding to the longest record of a lot would make the gradient of one "
+    "record depend on the length of another.)"
 )
 
 

@@ -25,11 +25,13 @@ _POSITIONS = "max_position_embeddings", "n_positions"
 class PadTo:
     """A `collate_fn` that pads each record by its own length to one of a few public lengths.
 
-    Without a `collate_fn`, it is used for records of different lengths if the model is one of
-    transformers, whose configuration declares a maximum. A record is a sequence (a tensor, an array, a list of numbers), or a tuple or mapping of
+    A record is a sequence (a tensor, an array, a list of numbers), or a tuple or mapping of
     sequences of one length and of numbers. Guarantee: what a record becomes depends on no other
     record. All lengths are tried when training is set up, so nothing that is printed or raised
     later depends on which of them occur.
+
+    It is the default for records of different lengths if the model is one of transformers, whose
+    configuration declares a maximum.
 
     Parameters
     ----------
@@ -90,6 +92,21 @@ class PadTo:
 
     def __repr__(self) -> str:
         return f"PadTo(lengths={self.lengths})"
+
+    def require_fitting(self, *, is_program: bool, stacks: bool) -> None:
+        """Raise `ValueError` if several lengths do not fit other options of a run.
+
+        `stacks` says that records are stacked, as those of one user are.
+        """
+        if len(self.lengths) == 1:
+            return
+        if not is_program:
+            raise ValueError("PadTo with several lengths needs speed=Speed(engine='program').")
+        if stacks:
+            raise ValueError(
+                "PadTo must have one length with users or static_shapes, whose records are "
+                "stacked: PadTo(lengths=[n])."
+            )
 
     def at_length(self, record: Any, length: int) -> Batch:  # Any: a record
         """Return one record as a batch, padded or cut to `length`."""

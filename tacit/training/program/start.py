@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ from tacit.training.program.comparison import (
     require_same_alone,
     resampled_like,
 )
+from tacit.training.program.one_by_one import random_like
 from tacit.training.program.one_example import OneExample, Untraceable
+from tacit.training.program.pad_to import PadTo
 from tacit.training.program.programs import Programs
 from tacit.training.program.tensor_values import where
 from tacit.training.tree import (
@@ -41,18 +43,20 @@ from tacit.training.tree import (
     map_tensors,
     n_rows,
     take_rows,
-    with_rows,
 )
+
+if TYPE_CHECKING:
+    from tacit.training.records import Records
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 ONE_AT_A_TIME = "one record at a time"
 _FAILS_ALONE = (
     "loss_fn runs on a lot, but not on one example: something in it needs several examples, such "
-    "as a statistic over the batch. It fails"
+    "as a statistic over the batch, or loses their axis, such as squeeze(). It fails"
 )
 _KEEPS = (
-    "loss_fn fails when it is called again. It seems to keep a value of one call for the next where "
-    "it cannot be found, such as in a generator or a context variable. The error is raised"
+    "loss_fn fails when it is called again. It seems to keep a value of one call for the next "
+    "where it cannot be found, such as in a generator or a context variable. The error is raised"
 )
 _MOST = 64  # examples in the comparison of a lot of usual size
 
@@ -68,40 +72,37 @@ class Started(NamedTuple):
 
 def start(
     model: nn.Module,
-    loss_fn: LossFn,
-    blanks: Sequence[Batch],
+    loss_fn: LossFn | None,
+    records: "Records",
+    augment: Callable[[Batch], Batch] | None,
     clip: Clip,
     *,
     views: int,
-    augment: Callable[[Batch], Batch] | None,
     bounded: bool,
     usual: int,
     check: bool,
-    private: Sequence[Tensor],
 ) -> Started:
     """Trace the program of one example, and compare it with `loss_fn` on synthetic records.
 
-    `blanks` are batches of one record for each shape that a record can have; nothing depends on
-    other values of theirs. `usual` is the size of a lot, and `private` the data set's own tensors.
+    Of the records, only the shapes are used, and values that are not tensors and must be the same
+    for all. `usual` is the size of a lot.
     """
+    if loss_fn is None:
+        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
+    blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
-    device = with_rows(zeros[0])[0][0].device
-    if augment is not None and check:
-        views_of = partial(as_views, views=views, augment=augment)
-        before = random_lot(blanks[0])
-        alone = [take_rows(before, i, i + 1) for i in range(EXAMPLES)]
-        require_same_alone("augment", views_of, before, alone, device)
+    if check:
+        _compare_what_comes_before(records, blanks[0], views, augment)
     with gathered(model), randomness(0, device), current_device(device):
         comparison = Comparison(model, loss_fn, views, in_double(model) if check else None)
         lot = comparison.synthetic(zeros[0])
         comparison.begin()
-        one = take_rows(lot, 0, views)
         programs = Programs(model, loss_fn, views, private=private)
-        reason = _why_untraceable(programs, zeros, one, lot)
+        reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
         try:
             if check:
                 comparison.require_same_meaning(lot)
-            engine = _Mapped(programs)
+            engine = _TracedEngine(programs)
             if not reason and check and programs.can_be_repeated:
                 reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
             if reason:
@@ -109,7 +110,8 @@ def start(
             needed = 1 if reason else max(_bytes_of(programs.program_of(b)) for b in zeros)
             rows = min(usual, starting_limit(needed, device, largest_lot=_MOST))
             if check and rows > EXAMPLES:
-                comparison.require_usual_size(loop.run if reason else engine, clip, lot, rows)
+                losses = None if reason else engine.losses
+                comparison.require_usual_size(losses, clip, lot, rows)
             if reason:
                 _warn(reason, comparison.cost_of_loop(clip, lot))
                 return Started(loop.run, None, ONE_AT_A_TIME, needed)
@@ -124,7 +126,25 @@ def start(
             comparison.begin()
 
 
-class _Mapped(NamedTuple):
+def _compare_what_comes_before(
+    records: "Records", blank: Batch, views: int, augment: Callable[[Batch], Batch] | None
+) -> None:
+    """Raise `IncompatibleModel` if `collate_fn` or `augment` combines synthetic records."""
+    if augment is not None:
+        lot = random_lot(blank)
+        alone = [take_rows(lot, i, i + 1) for i in range(EXAMPLES)]
+        views_of = partial(as_views, views=views, augment=augment)
+        require_same_alone("augment", views_of, lot, alone, records.device)
+    if records.collate_fn is not None and not isinstance(records.collate_fn, PadTo):
+        try:
+            synthetic = [random_like(records.first()) for _ in range(EXAMPLES)]
+        except TypeError:
+            return  # records of other things than numbers
+        singles = [[record] for record in synthetic]
+        require_same_alone("collate_fn", records.collate_fn, synthetic, singles, records.device)
+
+
+class _TracedEngine(NamedTuple):
     """The engine that maps traced programs."""
 
     programs: Programs
@@ -133,33 +153,64 @@ class _Mapped(NamedTuple):
         self.programs.begin_lot()
         return self.run(examples, clip)
 
+    def losses(self, examples: Examples, clip: Clip) -> Tensor:
+        """Return the losses of examples, without their gradients."""
+        self.programs.begin_lot()
+        try:
+            mapped.run(examples, clip, programs=self.programs, seeded=_Seen.stop)
+        except _Seen as seen:
+            return seen.losses
+        raise AssertionError("a lot has losses")
+
     def run(self, examples: Examples, clip: Clip) -> ClippedSum:
         """Return the clipped sum of a microbatch of the lot that has begun."""
         return mapped.run(examples, clip, programs=self.programs)
 
 
-def _why_untraceable(programs: Programs, blanks: Sequence[Batch], one: Batch, lot: Batch) -> str:
+class _Seen(Exception):
+    """Raised where the backward pass would begin, with the losses of the examples."""
+
+    def __init__(self, losses: Tensor) -> None:
+        super().__init__()
+        self.losses = losses.detach()
+
+    @classmethod
+    def stop(cls, losses: Tensor) -> Tensor:
+        raise cls(losses)
+
+
+def _why_untraceable(
+    programs: Programs, blanks: Sequence[Batch], lot: Batch, *, has_run: bool
+) -> str:
     """Trace the program for all shapes; return why that is impossible, or "".
 
-    `one` is an example of the synthetic `lot`. An error on both is the program's own.
+    Raises the program's own error if it fails on a synthetic example as well. `has_run` says that
+    the whole lot has run before.
     """
-    blank = blanks[0]
-    try:
-        for blank in blanks:  # noqa: B007  # used below
+    one = take_rows(lot, 0, programs.views)
+    for blank in blanks:
+        try:
             programs.prepare(blank)
-    except Untraceable as error:
+            continue
+        except Untraceable as error:
+            reason = error.reason
+        except IncompatibleModel:
+            raise
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {text}{where(error)}"
         program = programs.loss_fn, programs.model
         if blank is not blanks[0]:
             losses_of(*program, resampled_like(one, blank), programs.views)
+            return reason
         try:
             losses_of(*program, one, programs.views)
         except Exception as alone:
+            if not has_run:
+                raise
             losses_of(*program, lot, n_rows(lot))
             raise IncompatibleModel(f"{_FAILS_ALONE}{where(alone)}: {alone}") from alone
-        return error.reason
-    except ValueError as error:
-        error.add_note("(loss_fn is traced on one example: squeeze() removes its axis, too.)")
-        raise
+        return reason
     return ""
 
 
