@@ -123,7 +123,8 @@ class _LayerNorm(_Norm):
         x, weight, mean, rstd = saved
         x = x.to(self.dtype)
         if self.site.is_shared(self.weight):
-            _collect_sum(self.site, self.weight, g * ((x - mean) * rstd), len(self.shape))
+            products = torch.sub(x, mean).mul_(rstd).mul_(g)
+            _collect_sum(self.site, self.weight, products, len(self.shape))
         _collect_sum(self.site, self.bias, g, len(self.shape))
         if not needs[0]:
             return ()

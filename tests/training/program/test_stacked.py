@@ -283,8 +283,15 @@ def test_what_is_drawn_for_weights_is_drawn_for_each_example(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"is_causal": True}, {"scale": 0.2}, {"enable_gqa": True}, {"mask": "bool"}, {"mask": "float"}],
-)  # fmt: skip
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.2},
+        {"enable_gqa": True},
+        {"mask": "bool"},
+        {"mask": "float"},
+    ],
+)
 def test_attention_with_dropout_attends_as_torch_does(options):
     options = dict(options)
     q, k, v = torch.randn(2, 4, 5, 3), torch.randn(2, 4, 6, 3), torch.randn(2, 4, 6, 2)
