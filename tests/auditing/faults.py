@@ -192,8 +192,8 @@ def fault(kind, audit=audit_step):
 
 
 def _scaled_noise(patch, factor):
-    honest = noise.make_grids
-    patch.setattr(noise, "make_grids", lambda m, s, n: honest(m * factor, s, n))
+    honest = noise._known_grids
+    patch.setattr(noise, "_known_grids", lambda m, *rest: honest(m * factor, *rest))
 
 
 # Scale ---------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _changed_noise(patch, change):
     honest = noise.NoisyMean.release
 
     def release(self, sums, scales, *, step, noise_multiplier, **options):
-        exact = [total.clone() / self._expected_batch for total in sums]
+        exact = [total.to_dense().clone() / self._expected_batch for total in sums]
         options |= {"step": step, "noise_multiplier": noise_multiplier}
         noisy = honest(self, sums, scales, **options)
         stds = [noise_multiplier * scale / self._expected_batch for scale in scales]
@@ -469,11 +469,11 @@ def noise_is_divided_once_more(patch):
 
 @fault("divisor", functools.partial(audit_fit, "logistic"))
 def sensitivity_of_a_mean_for_a_sum(patch):
-    from tacit.regression import irls
+    from tacit.regression import estimator
 
-    honest = irls.GaussianMechanism
+    honest = estimator.GaussianMechanism
     patch.setattr(
-        irls,
+        estimator,
         "GaussianMechanism",
         lambda m, *, l2_sensitivity, **o: honest(m, l2_sensitivity=l2_sensitivity / 60, **o),
     )
@@ -517,8 +517,9 @@ def seeds_are_ignored(patch):
 
 @fault("bill")
 def the_stated_epsilon_is_that_of_one_step(patch):
-    one = property(lambda self: self._plan.step_event(self.noise_multiplier))
-    patch.setattr(private.Private, "event", one)
+    honest = private.Private.epsilon_at
+    kind = private.Private
+    patch.setattr(kind, "epsilon_at", lambda self, _step, *, delta: honest(self, 1, delta=delta))
 
 
 @fault("bill")
