@@ -480,11 +480,12 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
         measured = [s if records == 1 else accounting.for_group(s, records) for s in sampled]
         least = max(least, _price(Sequence(tuple(measured)), setup))
     floor = least * (1 - _SLACK)
-    tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
+    paid, price = of_first_rank((run.ledger.event, run.ledger.epsilon(delta=SIMULATED_DELTA)))
+    tests["the ledger was charged the price"] = _price(paid, setup) >= floor
     tests["the stated epsilon is the price"] = run.epsilon(delta=_DELTA) >= floor
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
     found = checks("bill", tests)
-    stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
+    stated = min(run.epsilon(delta=SIMULATED_DELTA), price)
     simulated = event.equivalent if isinstance(event, BandedGaussian) else event
     is_simulated = run.ledger.relation == Relation.ADD_REMOVE
     return found + (price_findings(simulated, stated, random, part="bill") if is_simulated else [])

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+# An audit fits few records, with much noise.
+pytestmark = pytest.mark.filterwarnings("ignore:the fitted model is constant")
 faults = SimpleNamespace(**run_path(str(Path(__file__).parent / "faults.py")))
 FAST = ("GNMax", "partition", "Gaussian", "Laplace", "adassp")
 QUICK_FAULTS = (
