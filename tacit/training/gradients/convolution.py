@@ -273,7 +273,11 @@ class Convolved:
             )  # (groups, P, K)
             total = part if total is None else total.add_(part)
         assert total is not None  # a batch has at least one row
-        return total.unflatten(2, (*self.geometry.kernel, -1)).movedim(-1, 2).reshape(self.weight.shape)
+        return (
+            total.unflatten(2, (*self.geometry.kernel, -1))
+            .movedim(-1, 2)
+            .reshape(self.weight.shape)
+        )
 
     def _gram_norms(self, start: int, stop: int, *, bounded: bool) -> Tensor:
         moved, seen = in_double(bounded, *self._sides(start, stop))

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import TacitError
 from tacit.training.program import torch_internals
-from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
 from tacit.training.tree import Batch, LossFn
 
@@ -111,10 +110,6 @@ class TensorValues(TorchFunctionMode):
         )
         if is_outside and func in _VALUES:
             self.read.append((args[0], args[0]._version))
-        elif func in _VALUES and (known := constant_value(args[0])) is not None:
-            self.read += [(tensor, tensor._version) for tensor in known[1]]
-            with torch_internals.untraced():
-                return func(known[0], *args[1:], **kwargs)
         if is_outside and _writes(_name_of(func)):
             name = self.names.get(id(args[0]), "a tensor")
             raise Untraceable(f"the program writes into {name}, which all examples share")
