@@ -186,14 +186,14 @@ class _Sorted:
         """Make parameters and buffers inputs of the graph; keep other tensors as constants."""
         held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         by_id = {id(tensor): name for name, tensor in held.items()}
-        by_memory = {_memory(tensor): name for name, tensor in held.items()}
+        by_memory = {memory_of(tensor): name for name, tensor in held.items()}
         for node in list(self.graph.nodes):
             if node.op != "get_attr":
                 continue
             tensor = getattr(self.module, node.target)
             if not isinstance(tensor, Tensor):
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
-            name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
+            name = by_id.get(id(tensor)) or by_memory.get(memory_of(tensor))
             if name is None:
                 if torch_internals.is_fake(tensor):
                     raise Untraceable(
@@ -391,7 +391,8 @@ def _written_by(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _memory(tensor: Tensor) -> tuple[int, torch.device]:
+def memory_of(tensor: Tensor) -> tuple[int, torch.device]:
+    """Return what tensors have in common that share memory."""
     try:
         return tensor.untyped_storage().data_ptr() or -id(tensor), tensor.device
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
@@ -434,7 +435,7 @@ def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(aten.copy_.default, (target, value))
 
 
-def _without_dropout(graph: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node | None:
+def _without_dropout(_: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node | None:
     return None if train and p else x
 
 

@@ -131,7 +131,7 @@ def _whole_functions() -> Iterator[None]:
         return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]  # put back below
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    transformer._detect_is_causal_mask = lambda _, is_causal=None, __=None: is_causal is True
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import Speed
 from tacit.training.key import randomness
-from tacit.training.program.draws import Draws
+from tacit.training.program.repeated_draws import Draws
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 
