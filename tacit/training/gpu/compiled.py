@@ -88,7 +88,8 @@ class CompiledSum:
         is_program: bool = False,
     ) -> None:
         self.model = model
-        self.is_program = is_program
+        self._programs = Programs(model, loss_fn, augmentations) if is_program else None
+        self._traces = 0  # of the programs that the graphs are made of
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
@@ -113,6 +114,11 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite, self.deferred = True, None
+        if self._programs is not None:
+            self._programs.begin_lot()
+            if self._programs.traces != self._traces:
+                self._graphs.clear()
+                self._traces = self._programs.traces
         self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
@@ -294,8 +300,13 @@ class CompiledSum:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
         examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
-        compute = self._by_program if self.is_program else self._by_bookkeeping
-        run = compute(examples)
+        if self._programs is None:
+            run = self._by_bookkeeping(examples)
+        else:
+            self._programs.prepare(batch)
+            if self._programs.moving:  # it would be compiled for each lot
+                raise NotCompiled(self._programs.moving)
+            run = partial(mapped.run, programs=self._programs)
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
@@ -327,12 +338,6 @@ class CompiledSum:
         self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
 
-    def _by_program(self, examples: Examples) -> Callable[..., ClippedSum]:
-        """Return the sum by the traced program of one example."""
-        programs = Programs.of(self.model, self.loss_fn, self.views)
-        programs.prepare(examples.batch)
-        return partial(mapped.run, programs=programs)
-
     def _by_bookkeeping(self, examples: Examples) -> Callable[..., ClippedSum]:
         """Return the sum by the book-keeping engine."""
         trace = confirmed_trace(examples, self.clip).trusted()
@@ -357,6 +362,8 @@ def _compiling() -> Iterator[None]:
     """
     try:
         yield
+    except NotCompiled:
+        raise
     except (IncompatibleModel, Unsupported) as error:
         raise NotCompiled(str(error)) from error
     except Exception as error:

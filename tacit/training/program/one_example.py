@@ -28,7 +28,6 @@ from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import Derived, pull_of
-from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
@@ -187,14 +186,14 @@ class _Sorted:
         """Make parameters and buffers inputs of the graph; keep other tensors as constants."""
         held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         by_id = {id(tensor): name for name, tensor in held.items()}
-        by_memory = {_memory(tensor): name for name, tensor in held.items()}
+        by_memory = {memory_of(tensor): name for name, tensor in held.items()}
         for node in list(self.graph.nodes):
             if node.op != "get_attr":
                 continue
             tensor = getattr(self.module, node.target)
             if not isinstance(tensor, Tensor):
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
-            name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
+            name = by_id.get(id(tensor)) or by_memory.get(memory_of(tensor))
             if name is None:
                 if torch_internals.is_fake(tensor):
                     raise Untraceable(
@@ -226,7 +225,7 @@ class _Sorted:
     # Random numbers and writes --------------------------------------------------------------------
 
     def _simplify(self) -> None:
-        """Make dropout a product with a mask, so that all that is drawn is a node of its own."""
+        """Replace operators by others that need no rule, and dropout that is off by its input."""
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
@@ -307,9 +306,7 @@ class _Sorted:
             call = _stack
         else:
             return
-        # The code of a graph can name operators of torch only; functions go by their name.
-        target = FUNCTIONS.get(node.target, node.target)
-        args = (self.tape, target, *node.args)
+        args = (self.tape, node.target, *node.args)
         with self.graph.inserting_before(node):
             new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -370,11 +367,13 @@ def _aliased(node: fx.Node) -> fx.Node | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    if node.target is mask_of_dropout:
-        return True
-    if node.target in _SIMPLER:  # what is left of these draws nothing
+    """Return whether an operator draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return True
+    rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return rate != 0
 
 
 def _must_stay(node: fx.Node) -> bool:
@@ -392,7 +391,8 @@ def _written_by(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _memory(tensor: Tensor) -> tuple[int, torch.device]:
+def memory_of(tensor: Tensor) -> tuple[int, torch.device]:
+    """Return what tensors have in common that share memory."""
     try:
         return tensor.untyped_storage().data_ptr() or -id(tensor), tensor.device
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
@@ -408,15 +408,15 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(NAMED.get(target, target), args, kwargs)
+    return tape.meet(target, args, kwargs)
 
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(NAMED.get(target, target), args, kwargs)
+    return tape.draw(target, args, kwargs)
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(NAMED.get(target, target), args, kwargs)
+    return tape.stack(target, args, kwargs)
 
 
 def _spread(tape: Any, value: Tensor) -> Tensor:
@@ -435,8 +435,16 @@ def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(aten.copy_.default, (target, value))
 
 
+def _without_dropout(_: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node | None:
+    return None if train and p else x
+
+
+# What replaces a node; None leaves it as it is.
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
-    **SIMPLER,
     aten.cross_entropy_loss.default: simpler_cross_entropy,
     aten.fill_.Tensor: _simpler_fill,
+    aten.dropout.default: _without_dropout,
+    aten.dropout_.default: _without_dropout,
+    aten.feature_dropout.default: _without_dropout,
+    aten.alpha_dropout.default: _without_dropout,
 }

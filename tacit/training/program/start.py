@@ -105,8 +105,8 @@ def start(
             engine = _TracedEngine(programs)
             if not reason and check and programs.can_be_repeated:
                 reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
-            if reason:
-                comparison.require_no_memory(lot)
+            if reason or (check and programs.can_be_repeated):
+                comparison.require_no_memory(lot, is_traced=not reason)
             needed = 1 if reason else max(_bytes_of(programs.program_of(b)) for b in zeros)
             rows = min(usual, starting_limit(needed, device, largest_lot=_MOST))
             if check and rows > EXAMPLES:

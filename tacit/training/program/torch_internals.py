@@ -12,8 +12,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.nn.modules import transformer
 
 from tacit.errors import IncompatibleModel
 
@@ -110,8 +111,12 @@ class CustomCall:
 
 @contextmanager
 def _whole_functions() -> Iterator[None]:
-    """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward."""
+    """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward.
+
+    `nn.Transformer` does not look at the values of its mask: a causal one is as any other.
+    """
     plain = torch.autograd.Function.__dict__["apply"]
+    detect = transformer._detect_is_causal_mask
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         mode, call = get_proxy_mode(), plain.__get__(None, cls)
@@ -126,22 +131,17 @@ def _whole_functions() -> Iterator[None]:
         return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]  # put back below
+    transformer._detect_is_causal_mask = lambda _, is_causal=None, __=None: is_causal is True
     try:
         yield
     finally:
+        transformer._detect_is_causal_mask = detect
         torch.autograd.Function.apply = plain  # type: ignore[assignment]  # as it was
 
 
 def is_fake(value: Any) -> bool:  # Any: whatever a program holds
     """Return whether `value` is a tensor without values, of `traced`."""
     return isinstance(value, FakeTensor)
-
-
-def node_of(tensor: Tensor) -> tuple[fx.Node, nn.Module] | None:
-    """Return the node of a tensor inside of `traced`, and what holds the graph's attributes."""
-    mode = get_proxy_mode()
-    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return None if slot is None else (slot.proxy.node, slot.proxy.tracer.root)
 
 
 @contextmanager
