@@ -344,7 +344,6 @@ class Comparison:
         """
         first, second, third = (self._example(lot, number) for number in range(3))
         before = [(label, t, t._version) for label, t in self._state.held()]
-        fresh = self._run(self.model, third, nullcontext())
         self._run(self.model, first, nullcontext())
         after = self._state.now()
         if written := [label for label, t, version in before if t._version != version]:
@@ -355,11 +354,19 @@ class Comparison:
         self._run(self.model, second, nullcontext())
         lists = self._state.only_appended(self._kept)
         kept = [name for name in self._state.changed(after) if name not in lists]
+        # Both times, what is left in a place that is not seen is left by this record itself.
+        _, fresh, again = (self._run(self.model, third, nullcontext()).losses for _ in range(3))
+        self._run(self.model, first, nullcontext())
+        hidden = self._run(self.model, third, nullcontext()).losses
         self._state.put_back(after)
-        with randomness(0, with_rows(lot)[0][0].device):
-            later = self._losses(self.model, third).detach()
-        if lists and _differ([later], [fresh.losses], _epsilon(later)):
-            kept += sorted(lists)
+        with randomness(0, hidden.device):
+            listed = self._losses(self.model, third).detach()
+        unit = _epsilon(again)
+        if not _differ([fresh], [again], unit):  # else it draws numbers that cannot be repeated
+            if _differ([hidden], [again], unit):
+                kept.append("a place that cannot be named, such as a file")
+            elif _differ([listed], [again], unit):
+                kept += sorted(lists)
         if kept:
             raise IncompatibleModel(
                 f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
