@@ -61,8 +61,8 @@ def main() -> None:
     print("As it is:")
     assert audit()
 
-    def too_quiet(self, sums, scales, *, step, noise_multiplier):
-        return honest(self, sums, scales, step=step, noise_multiplier=noise_multiplier / 4)
+    def too_quiet(self, sums, scales, *, noise_multiplier, **options):
+        return honest(self, sums, scales, noise_multiplier=noise_multiplier / 4, **options)
 
     honest, NoisyMean.release = NoisyMean.release, too_quiet
     try:

@@ -1,5 +1,6 @@
 """Files that are replaced in one step: whoever reads one finds the old content or the new one."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Generator
@@ -22,9 +23,20 @@ def whole_file(path: Path, *, mode: int = 0o600) -> Generator[BinaryIO]:
             os.fsync(stream.fileno())
         os.chmod(part, mode)
         os.replace(part, path)
+        sync_folder(path.parent)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the names of the files in `folder` to disk, where the system can open a folder."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:

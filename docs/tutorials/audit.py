@@ -39,7 +39,7 @@ print(f"bill {private.epsilon(delta=1e-5):.2f}, attack proves at least {bound.ep
 
 # %% [markdown]
 # **Tests of the mechanism.** Noise, draws, sensitivity, counts, keys and the bill, each compared
-# with what was billed.
+# with what was billed. Weights and buffers must follow from the releases alone.
 
 # %%
 setup = TrainingSetup(

@@ -118,7 +118,7 @@ class GradientCanaries:
         self._table = planted.canaries.weight
         members = np.flatnonzero(self.is_member) + 1
         rows, unpack = _with_rows(dataset, members)
-        return Planted(planted, rows, _with_canaries(loss_fn, unpack, self._strength))
+        return Planted(planted, rows, with_canaries(loss_fn, unpack, self._strength))
 
     def watch(self, private: AuditedRun) -> Iterator[Any]:
         """Yield the lots of the training run `private`, and add each release to canary scores.
@@ -215,7 +215,8 @@ def with_table(model: Any, n_canaries: int) -> Any:
     return planted.train(model.training)
 
 
-def _with_canaries(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float) -> Loss:
+def with_canaries(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float) -> Loss:
+    """Return a loss that is `loss_fn`, and for canaries steep in one coordinate of the table."""
     import torch
 
     def loss(model: Any, batch: Any) -> Any:

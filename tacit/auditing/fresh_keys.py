@@ -13,31 +13,36 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit.auditing.p_values import Finding, deterministic
+from tacit.auditing.p_values import Finding, checks, smallest
 
-KEY_PARTS = 8  # parts of a key that are changed one at a time
-_KEY_BYTES = 16  # least entropy of a key
+_PARTS = 8  # parts of a key that are changed one at a time
 
 
-def key_findings(draw: Callable[[], Floats], *, part: str) -> list[Finding]:
-    """Test calls of `draw`, each of which releases some noise under a fresh key."""
-    drawn, is_fresh = [], True
+def key_findings(
+    draw: Callable[[], Floats],
+    *,
+    part: str,
+    shared: Callable[[Floats, Floats], float] = lambda a, b: float(not np.array_equal(a, b)),
+) -> list[Finding]:
+    """Test calls of `draw`, each of which releases some noise under a fresh key.
+
+    `shared` gives the p-value of the hypothesis that two calls have no noise in common; default 0
+    if they are equal.
+    """
+    drawn, known = [], []
     for _ in range(2):
-        with same_start(), seen_entropy() as entropy:
+        with same_start():
             drawn.append(draw())
-        is_fresh &= bool(entropy)
-    changed = []
-    for place in (None, *range(KEY_PARTS)):
+    for place in (None, None, *range(_PARTS)):
         with same_start(), fixed_entropy(place):
-            changed.append(draw())
-    checks = {
-        "two releases share no noise": not np.array_equal(*drawn),
-        "the key comes from the operating system": is_fresh,
-        "every part of the key changes the noise": not any(
-            np.array_equal(changed[0], one) for one in changed[1:]
-        ),
-    }
-    return [Finding(part, name, deterministic(is_good)) for name, is_good in checks.items()]
+            known.append(draw())
+    is_known = np.array_equal(known[0], known[1])
+    changed = smallest(shared(known[0], one) for one in known[2:])
+    return [
+        Finding(part, "two runs share no noise", shared(*drawn)),
+        *checks(part, {"the key comes from the operating system": is_known}),
+        Finding(part, "every part of the key changes the noise", changed),
+    ]
 
 
 @contextmanager
@@ -60,40 +65,14 @@ def same_start() -> Iterator[None]:
 
 
 @contextmanager
-def seen_entropy() -> Iterator[set[str]]:
-    """Collect the numbers that the operating system gives while the block runs, as hexadecimals.
-
-    Numbers that are too short for a key are left out.
-    """
-    given: set[str] = set()
-    genuine = os.urandom
-
-    def watched(size: int) -> bytes:
-        found = genuine(size)
-        if size >= _KEY_BYTES:
-            given.add(found.hex())
-        return found
-
-    with _urandom(watched):
-        yield given
-
-
-@contextmanager
 def fixed_entropy(changed: int | None) -> Iterator[None]:
     """Let the operating system give known bytes; those of one part of a key can be changed."""
 
     def known(size: int) -> bytes:
-        parts = [place * KEY_PARTS // size for place in range(size)]
+        parts = [place * _PARTS // size for place in range(size)]
         return bytes((7 * i + 3) % 251 ^ (255 * (parts[i] == changed)) for i in range(size))
 
-    with _urandom(known):
-        yield
-
-
-@contextmanager
-def _urandom(given: Callable[[int], bytes]) -> Iterator[None]:
-    genuine = os.urandom
-    os.urandom = given
+    genuine, os.urandom = os.urandom, known
     try:
         yield
     finally:

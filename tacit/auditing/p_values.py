@@ -6,7 +6,7 @@ most x. An audit runs many tests, so single p-values are not compared with 5 %: 
 1 - confidence, however the tests depend on each other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ IMPOSSIBLE = 0.0
 class Finding:
     """Result of one test: the part of the mechanism that was tested, what was found, its p-value.
 
-    `part` is "noise", "draws", "sensitivity", "keys", "bill" or the name of a mechanism.
+    `part` is "noise", "draws", "post-processing", "sensitivity", "keys", "bill" or the name of a
+    mechanism.
     """
 
     part: str
@@ -108,6 +109,11 @@ def normal_p(z: float) -> float:
 def deterministic(is_as_billed: bool) -> float:
     """Return the p-value of a check that a mechanism as billed passes always."""
     return 1.0 if is_as_billed else IMPOSSIBLE
+
+
+def checks(part: str, tests: Mapping[str, bool]) -> list[Finding]:
+    """Return the findings of checks that a mechanism as billed passes always, by their names."""
+    return [Finding(part, name, deterministic(bool(good))) for name, good in tests.items()]
 
 
 def dispersion_p(counts: Floats, trials: float, rate: float) -> float:

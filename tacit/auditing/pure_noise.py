@@ -44,7 +44,9 @@ def noise_findings(
     tests = {
         "variance in all": _shortfall(values),
         "variance of every tensor": smallest(map(_shortfall, _by_tensor(values, sizes))),
-        "variance of every coordinate": smallest(_columns_shortfall(values)),
+        "variance of every coordinate": smallest(
+            stats.chi2.cdf((values**2).sum(axis=0), len(values))
+        ),
         "variance of every step": smallest(map(_step_variance, values)),
         "mean": normal_p(float(values.sum()) / sqrt(values.size)),
         "normal law": _law(values),
@@ -77,10 +79,6 @@ def _by_tensor(values: Floats, sizes: Sequence[int]) -> list[Floats]:
 def _shortfall(values: Floats) -> float:
     """Return the chance that noise as billed has a sum of squares as small as that of `values`."""
     return float(stats.chi2.cdf(float((values**2).sum()), values.size))
-
-
-def _columns_shortfall(values: Floats) -> Floats:
-    return stats.chi2.cdf((values**2).sum(axis=0), len(values))
 
 
 def _step_variance(row: Floats) -> float:

@@ -29,10 +29,10 @@ from tacit import accounting, mechanisms
 from tacit._arrays import Floats, Indices
 from tacit.auditing.draws import draw_findings
 from tacit.auditing.fresh_keys import key_findings
-from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
+from tacit.auditing.p_values import Finding, MechanismAudit, checks, deterministic
 from tacit.auditing.pure_noise import noise_findings
-from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
-from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated, Sequence
+from tacit.auditing.simulated_price import SIMULATED_DELTA, gaussian_of, price_findings
+from tacit.events import Event, PoissonSampled, Relation, Sequence
 from tacit.mechanisms import Mechanism, Rng, Seed, generator
 from tacit.sampling import Poisson
 
@@ -86,7 +86,7 @@ def audit_mechanism(
     findings = [
         *law_findings(calls, random, part=kind),
         *key_findings(fresh, part=kind),
-        *_price_findings(mechanism.event, random, part=kind),
+        *_price_findings(mechanism.event, random, kind),
     ]
     return MechanismAudit(findings=tuple(findings), confidence=confidence)
 
@@ -125,7 +125,7 @@ def audit_algorithm(
         findings.append(_bill(fit, neighbors[0][0], None, relation, part))
     findings += key_findings(lambda: generator(None).random(_FRESH), part=part)
     if relation == Relation.ADD_REMOVE:
-        findings += _price_findings(billed, random, part=part)
+        findings += _price_findings(billed, random, part)
     return MechanismAudit(
         findings=tuple(findings), not_tested=tuple(skipped), confidence=confidence
     )
@@ -337,12 +337,12 @@ def _neighbor_findings(
             continue
         is_bounded &= all(map(_is_within, first, second))
         is_equal &= bool(np.array_equal(np.asarray(result), np.asarray(again), equal_nan=True))
-    checks = {
+    tests = {
         "mechanisms do not depend on the records": is_same_kind,
         "a record moves a value by its sensitivity at most": is_bounded,
         "the result follows from the releases alone": is_equal,
     }
-    return [Finding(part, name, deterministic(is_good)) for name, is_good in checks.items()]
+    return checks(part, tests)
 
 
 def _is_function(fit: Callable[[Any], Result], one: Any, other: Any, calls: list[Call]) -> bool:
@@ -433,12 +433,9 @@ def _bill(
     return Finding(part, name, deterministic(cost <= stated * (1 + 1e-3) + 1e-9))
 
 
-def _price_findings(event: Event, random: Rng, *, part: str) -> list[Finding]:
-    """Compare the price of an event with a simulation of it, if it can be simulated."""
+def _price_findings(event: Event, random: Rng, part: str) -> list[Finding]:
     stated = accounting.epsilon(event, delta=SIMULATED_DELTA)
-    p_value = price_p(event, stated, random)
-    name = "a simulation of the releases does not refute their price"
-    return [] if p_value is None else [Finding(part, name, p_value)]
+    return price_findings(event, stated, random, part=part)
 
 
 def _choices(mechanism: Any) -> Floats:
@@ -449,21 +446,14 @@ def _choices(mechanism: Any) -> Floats:
 
 def _noises(event: Event) -> list[float]:
     """Return the multipliers of all Gaussian noise in an event."""
-    if isinstance(event, Repeated):
-        return _noises(event.event) * event.count
-    if isinstance(event, Sequence):
-        return [noise for inner in event.parts for noise in _noises(inner)]
-    if isinstance(event, PoissonSampled):
-        return _noises(event.event)
-    return [event.noise_multiplier] if isinstance(event, Gaussian) else []
+    counts = accounting.flatten(event)
+    found = [(gaussian_of(one), count) for one, count in counts.items()]
+    return [one.noise_multiplier for one, count in found if one is not None for _ in range(count)]
 
 
 def _is_sampled(event: Event) -> bool:
-    if isinstance(event, Repeated):
-        return _is_sampled(event.event)
-    if isinstance(event, Sequence):
-        return any(map(_is_sampled, event.parts))
-    return hasattr(event, "event")  # sampled events hold the event of the sample
+    # Sampled events hold the event of the sample.
+    return any(hasattr(one, "event") for one in accounting.flatten(event))
 
 
 def _is_selection(mechanism: Any) -> bool:

@@ -47,16 +47,15 @@ def contribution_finding(name: str, longest: float) -> Finding:
 def extreme_sets(dataset: Any, loss_fn: Loss) -> Iterator[tuple[str, list[Neighbors]]]:
     """Yield kinds of extreme records, each with pairs of neighboring data sets that have them."""
     for name, factor in _SCALES.items():
-        sets = _pairs(dataset, _identity)
-        yield name, [Neighbors(a, b, _times(loss_fn, factor), n, i) for a, b, n, i in sets]
-    for name, change in (("huge inputs", _huge), ("inputs that are not numbers", _not_numbers)):
-        sets = _pairs(dataset, change)
-        if sets:
+        sets = _pairs(dataset, 1.0)
+        yield name, [Neighbors(a, b, times(loss_fn, factor), n, i) for a, b, n, i in sets]
+    for name, factor in (("huge inputs", 1e4), ("inputs that are not numbers", np.nan)):
+        if sets := _pairs(dataset, factor):
             yield name, [Neighbors(a, b, loss_fn, n, i) for a, b, n, i in sets]
 
 
-def _pairs(dataset: Any, change: Callable[[Any], Any]) -> list[tuple[Any, Any, int, int]]:
-    """Return data sets of a few records, one of them changed, each beside the set without it."""
+def _pairs(dataset: Any, factor: float) -> list[tuple[Any, Any, int, int]]:
+    """Return data sets of a few records, one of them scaled, each beside the set without it."""
     tensors = stored_tensors(dataset)
     n = len(dataset) if tensors is None else len(tensors[0])
     rows = np.linspace(0, n - 1, min(n, _ROWS)).astype(int)
@@ -66,48 +65,30 @@ def _pairs(dataset: Any, change: Callable[[Any], Any]) -> list[tuple[Any, Any, i
     for place in sorted({0, len(rows) // 2, len(rows) - 1}):
         if tensors is None:
             items = [dataset[int(i)] for i in rows]
-            items[place] = change(items[place])
+            items[place] = _scaled(items[place], factor)
             found.append((items, items[:place] + items[place + 1 :], len(rows), place))
             continue
-        few = [t[rows].clone() for t in tensors]
-        few = [_put(t, place, change) for t in few]
+        few = tuple(t[rows].clone() for t in tensors)
+        for tensor in few:
+            tensor[place] = _scaled(tensor[place], factor)
         kept = np.delete(np.arange(len(rows)), place)
-        both = tuple(few), tuple(t[kept] for t in few)
+        both = few, tuple(t[kept] for t in few)
         if not isinstance(dataset, tuple | list) and len(few) == 1 and hasattr(dataset, "shape"):
             both = both[0][0], both[1][0]  # a single tensor stays one
         found.append((*both, len(rows), place))
     return found
 
 
-def _put(tensor: Any, place: int, change: Callable[[Any], Any]) -> Any:
-    tensor[place] = change(tensor[place])
-    return tensor
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _huge(value: Any) -> Any:
-    return _mapped(value, lambda number: number * 1e4)
-
-
-def _not_numbers(value: Any) -> Any:
-    return _mapped(value, lambda number: number * float("nan"))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a record with all its floating-point numbers changed."""
+def _scaled(value: Any, factor: float) -> Any:
+    """Return a record with all its floating-point numbers multiplied by `factor`."""
     if isinstance(value, Mapping):
-        return {name: _mapped(one, change) for name, one in value.items()}
+        return {name: _scaled(one, factor) for name, one in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(one, change) for one in value)
-    if isinstance(value, float) or (
-        hasattr(value, "dtype") and "float" in str(value.dtype) and hasattr(value, "shape")
-    ):
-        return change(value)
-    return value
+        return type(value)(_scaled(one, factor) for one in value)
+    is_array = hasattr(value, "dtype") and "float" in str(value.dtype) and hasattr(value, "shape")
+    return value * factor if is_array or isinstance(value, float) else value
 
 
-def _times(loss_fn: Loss, factor: float) -> Loss:
+def times(loss_fn: Loss, factor: float) -> Loss:
+    """Return the loss multiplied by `factor`."""
     return lambda model, batch: loss_fn(model, batch) * factor

@@ -8,12 +8,14 @@ densities P and Q, and the loss is log P / Q at an output drawn from P. An event
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from tacit._arrays import Floats
-from tacit.auditing.p_values import two_sided
+from tacit.accounting import flatten
+from tacit.auditing.p_values import Finding, two_sided
 from tacit.events import Event, Gaussian, Laplace, PoissonSampled, PureDP, Repeated, Sequence
 from tacit.mechanisms import Rng
 
@@ -34,11 +36,26 @@ def price_p(event: Event, epsilon: float, random: Rng) -> float | None:
     >>> price_p(Gaussian(1.0), 1.4, generator(0)) < 1e-3
     True
     """
-    if not _is_simulated(event) or _n_steps(event) > _MOST_STEPS:
+    if not _is_simulated(event) or sum(flatten(event).values()) > _MOST_STEPS:
         return None
     with_it = _losses(event, random, is_in=True)
     without = -_losses(event, random, is_in=False)
     return two_sided(*(_mean_p(_excess(loss, epsilon)) for loss in (with_it, without)))
+
+
+def price_findings(event: Event, epsilon: float, random: Rng, *, part: str) -> list[Finding]:
+    """Return the finding of `price_p` in a list, which is empty if `event` cannot be simulated."""
+    p_value = price_p(event, epsilon, random)
+    name = "a simulation of the releases does not refute their price"
+    return [] if p_value is None else [Finding(part, name, p_value)]
+
+
+def gaussian_of(event: Any) -> Any:  # Any: an event of any type
+    """Return the first Gaussian release inside of `event`, that of a gradient; None without one."""
+    while not (event is None or isinstance(event, Gaussian)):
+        parts = getattr(event, "parts", None) or (getattr(event, "event", None),)
+        event = parts[0]
+    return event
 
 
 def _losses(event: Event, random: Rng, *, is_in: bool) -> Floats:
@@ -87,18 +104,6 @@ def _is_simulated(event: Event) -> bool:
         case Sequence():
             return all(map(_is_simulated, event.parts))
     return False
-
-
-def _n_steps(event: Event) -> int:
-    """Return how many single releases an event consists of."""
-    match event:
-        case Repeated():
-            return event.count * _n_steps(event.event)
-        case PoissonSampled():
-            return _n_steps(event.event)
-        case Sequence():
-            return sum(map(_n_steps, event.parts))
-    return 1
 
 
 def _excess(losses: Floats, epsilon: float) -> Floats:

@@ -1,14 +1,18 @@
 """Audit of DP-SGD as it is configured: the user's model, settings and loop, through public calls.
 
-Five parts of the mechanism are tested, each against the bill alone (`private.event`):
+Six parts of the mechanism are tested, each against the bill alone (`private.event`):
 
-- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`); so do long runs
-  on a few records, whose lots are often empty, and the counts of adaptive clipping;
-- draws: canaries at random places show who took part in each step (`draws`), in two runs;
+- noise: a run whose losses are zero releases noise and nothing else, in gradients and in released
+  losses (`pure_noise`); so do long runs on a few records, whose lots are often empty, and the
+  counts of adaptive clipping;
+- draws: canaries at random places show who took part in each step (`draws`), in two runs, and in
+  two on a few records, where a lot that is empty must add nothing;
+- post-processing: weights, buffers, the optimizer's state and averages follow from the released
+  gradients alone (`trainee`), and no number in a checkpoint depends on a record;
 - sensitivity: releases of neighboring data sets with extreme records differ by at most the billed
   contribution (`sensitivity`);
-- keys: two runs share no noise, even if the program's random generators start equal, a run asks
-  the operating system for its key, and every part of the key matters;
+- keys: two runs share no noise, even if the program's random generators start equal, the key comes
+  from the operating system, every part of it matters, and no two purposes share a stream;
 - bill: what the ledger was charged is the price of the rate, noise and steps that were measured,
   and a simulation of these steps does not refute that price (`simulated_price`).
 
@@ -16,7 +20,6 @@ Nothing private leaves: no test releases a value that depends on a record, apart
 artificial runs. The audit trains copies of the model and changes neither the model nor the ledger.
 """
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +30,10 @@ import numpy as np
 from tacit import accounting
 from tacit._arrays import Floats
 from tacit._check import whole
-from tacit.auditing.canaries import number_rows, with_table
+from tacit.auditing.canaries import number_rows, with_canaries, with_table
 from tacit.auditing.draws import draw_findings, turn_findings
-from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
-from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
+from tacit.auditing.fresh_keys import key_findings, same_start
+from tacit.auditing.p_values import Finding, MechanismAudit, checks, smallest
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.sensitivity import (
     TINY,
@@ -38,8 +41,10 @@ from tacit.auditing.sensitivity import (
     Neighbors,
     contribution_finding,
     extreme_sets,
+    times,
 )
-from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
+from tacit.auditing.simulated_price import SIMULATED_DELTA, gaussian_of, price_findings
+from tacit.auditing.trainee import fingerprint
 from tacit.auditing.training_setup import (
     PLANNED,
     Loss,
@@ -68,6 +73,9 @@ _TINY = 1e-9  # noise multiplier of runs that are to be seen through
 _CANARIES = 500
 _LONG = 192  # steps of a run on a few records
 _MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
+_FOLLOWED = 12  # steps of a run that is followed
+_PURPOSES = ("lot", "noise", "model", "counts", "loss")  # of what a run derives from its key
+_ALIKE = 1e-3  # distance of gradients that differ by rounding, and by noise of 1e-9
 _COUNT_MOVE = 0.5  # what one record adds to a centered count
 _COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
 _NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
@@ -101,22 +109,31 @@ def audit_training(
     sigma, event, setup = _planned(setup)
     random, length = generator(rng), _whole_epochs(setup, whole(steps=steps, least=4))
     if sigma == 0:
-        is_stated = deterministic(isinstance(event, NonPrivate))
+        tests = {"a run without noise is billed as not private": isinstance(event, NonPrivate)}
         return MechanismAudit(
-            findings=(Finding("bill", "a run without noise is billed as not private", is_stated),),
+            findings=tuple(checks("bill", tests)),
             not_tested=("noise, draws and sensitivity: the run has no noise",),
             confidence=confidence,
         )
-    noise = setup.releases(loss_fn=_times(setup.loss_fn, 0.0), steps=length, noise_multiplier=sigma)
-    values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
+    noise = setup.releases(**setup.silent(), steps=length, noise_multiplier=sigma)
     drawn, skipped = _draws(setup, length, random)
+    values, most = [setup.standardized(noise)], _MOST_VALUES // noise.values.shape[1] - length
+    if (few := _of_few(setup)) is not None:
+        if (long := min(_LONG, most)) > 0:
+            changes = {**few.silent(), "steps": long, "noise_multiplier": sigma}
+            values.append(few.standardized(few.releases(**changes)))
+        p_values = [finding.p_value for finding in _draws(few, length, random)[0]]
+        drawn += (Finding("draws", "draws from few records", smallest(p_values)),)
     if setup.settings.get("users") is not None and hasattr(setup.dataset, "columns"):
         skipped.append("users of a table: pass its columns as a tuple of arrays to test them")
+    if setup.how != "resumed":
+        skipped.append("restarts: how='resumed' tests them, for independent noise")
     findings = (
         *user_findings(setup),
-        *noise_findings(values, noise.sizes),
+        *noise_findings(np.concatenate(values), noise.sizes),
         *_keys(setup, sigma),
         *drawn,
+        *_post_processing(setup, sigma),
         *_sensitivity(setup, sigma),
         *_counts(setup),
         *_bill(setup, noise, sigma, random),
@@ -132,8 +149,7 @@ def _planned(setup: TrainingSetup) -> tuple[float, Event, TrainingSetup]:
     The third result is the setup with the number of bands that the run has chosen, if it had to.
     """
     given = {name: setup.settings[name] for name in PLANNED if name in setup.settings}
-    model = copy.deepcopy(setup.model)
-    run = setup.run(model, dataset=setup.dataset, loss_fn=setup.loss_fn, **given)
+    run = setup.run(setup.trainee(), **given)
     schedule = setup.settings.get("noise_schedule")
     first = 1.0 if schedule is None else schedule(0, run.steps)
     if setup.settings.get("noise") is not None:
@@ -149,50 +165,34 @@ def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
     return -(-max(steps, 4 * turns) // epoch) * epoch
 
 
-def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
-    """Return the noise of a long run on a few records; a third of its lots is empty."""
-    steps = min(_LONG, _MOST_VALUES // noise.values.shape[1] - len(noise.values))
-    if hasattr(setup.dataset, "columns") or steps < 1:
-        return []
+def _of_few(setup: TrainingSetup) -> TrainingSetup | None:
+    """Return the setup on a few records, a third of whose lots is empty; None for a table."""
+    if hasattr(setup.dataset, "columns"):
+        return None
     _, (few, *_) = next(extreme_sets(setup.dataset, setup.loss_fn))
-    changes = {"batch_size": 1, "steps": steps, "noise_multiplier": sigma, "seed": None}
-    changes["noise_schedule"] = setup.settings.get("noise_schedule")
-    long = _full(setup, few.with_it, _times(few.loss_fn, 0.0), few.size, **changes)
-    return [setup.standardized(long)]
+    changes = {"batch_size": 1, "n_records": few.size, "sampler": None, "users": None}
+    return replace(setup, dataset=few.with_it, settings={**setup.settings, **changes})
 
 
 def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
     """Test that runs share no noise although all generators of the program start equal."""
     zero: dict[str, Any] = {
-        "loss_fn": _times(setup.loss_fn, 0.0),
-        "steps": 4,
+        **setup.silent(),
+        "steps": 2,
         "noise_multiplier": sigma,
         "sampler": None,  # noise does not depend on the lot
     }
-    tables, is_fresh = [], True
-    for _ in range(2):
-        with same_start(), seen_entropy() as entropy:
-            found = setup.releases(**zero)
-        tables.append(setup.standardized(found))
-        is_fresh &= found.run.replay_state()["key"] in of_first_rank(entropy)
+
+    def draw() -> Floats:
+        return setup.standardized(setup.releases(**zero))
+
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
-    changed = []
-    for part in (None, *range(KEY_PARTS)):
-        with same_start(), fixed_entropy(part):
-            changed.append(setup.standardized(setup.releases(**zero | {"steps": 1})))
+    key = setup.run(setup.trainee(), **zero)._lots.key  # what it makes of a purpose shows nowhere
+    streams = {key.bytes(purpose, 0, 32) for purpose in _PURPOSES}
     return [
-        Finding("keys", "two runs share no noise", shared_noise(*tables)),
+        *key_findings(draw, part="keys", shared=shared_noise),
         Finding("keys", "two seeds share no noise", shared_noise(*seeded)),
-        Finding(
-            "keys",
-            "the key comes from the operating system",
-            deterministic(is_fresh),
-        ),
-        Finding(
-            "keys",
-            "every part of the key changes the noise",
-            shared_noise(changed[0], np.concatenate(changed[1:])),
-        ),
+        *checks("keys", {"no two purposes share a stream": len(streams) == len(_PURPOSES)}),
     ]
 
 
@@ -208,15 +208,14 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     rule = setup.settings["clip_norm"]
     # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
     clip_norm = rule if len(getattr(rule, "clip_norms", (1,))) == 1 else rule.l2_sensitivity
-    changed: dict[str, Any] = {"clip_norm": clip_norm, "steps": steps, "noise_multiplier": _TINY}
-    for name in ("clip_schedule", "noise_schedule", "adaptive"):
-        changed[name] = None
+    changed: dict[str, Any] = dict.fromkeys(("clip_schedule", "noise_schedule", "adaptive"))
+    changed |= {"clip_norm": clip_norm, "steps": steps, "noise_multiplier": _TINY}
     changed |= _for_numbers(setup, unpack)
     bound = float(getattr(clip_norm, "clip_norm", clip_norm))
     changed |= {
         "model": with_table(setup.model, len(places)),
         "dataset": dataset,
-        "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
+        "loss_fn": with_canaries(times(setup.loss_fn, 0.0), unpack, _OVERSHOOT * bound),
     }
     runs, event = [], None
     for _ in range(2):  # the lots of two runs are compared too
@@ -239,6 +238,26 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     return draw_findings(seen, places, rate or 0.0, is_poisson=is_poisson), skipped
 
 
+def _post_processing(setup: TrainingSetup, sigma: float) -> list[Finding]:
+    """Test that what a run on real records keeps follows from its releases, bit for bit.
+
+    The user's own optimizer and average move in it, and a copy follows its releases alone.
+    """
+    steps, rule = _whole_epochs(setup, _FOLLOWED), setup.settings.get("noise")
+    trained = setup.releases(steps=steps, noise_multiplier=sigma, is_moving=True).trainee
+    averaged = 0 if rule is None or rule.bands == 1 else int(rule.average * steps)
+    twin, found, last = setup.trainee(is_moving=True), [], []
+    for step in trained.steps:
+        found.append(twin.follow(step))
+        last = [*last, twin.weights][-averaged:] if averaged else []
+    if averaged:  # such a run ends with the mean of its last weights, up to rounding
+        mean = np.mean(last, axis=0)
+        is_mean = np.allclose(trained.weights, mean, rtol=1e-4, atol=1e-6 * np.abs(mean).max())
+        found[-1]["weights"] = is_mean
+    tests = {name: all(one[name] for one in found) for name in found[0]}
+    return checks("post-processing", {f"{n} follow from releases": t for n, t in tests.items()})
+
+
 def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
     """Compare releases of data sets with and without one extreme record, at rate 1."""
     if hasattr(setup.dataset, "columns"):
@@ -252,8 +271,15 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
         if name == TINY_LOSSES:
             natural = lengths[0] / TINY
     first = kinds[0][1][0]
+    plain: dict[str, Any] = {"adaptive": None, "noise": None}  # both keep what was released
+    states = [
+        fingerprint(of_first_rank(_full(setup, data, *first[2:4], **plain).run.state_dict()))
+        for data in first[:2]
+    ]
+    same = {"a checkpoint does not depend on a record": states[0] == states[1]}
+    findings += checks("post-processing", same)
     if 0 < natural < 1 / TINY:
-        near = [first._replace(loss_fn=_times(setup.loss_fn, r / natural)) for r in _NEAR]
+        near = [first._replace(loss_fn=times(setup.loss_fn, r / natural)) for r in _NEAR]
         lengths = [_contribution(setup, one, is_repeatable=is_repeatable) for one in near]
         findings.append(contribution_finding("gradients near the bound", max(lengths)))
     if is_repeatable:
@@ -268,16 +294,13 @@ def user_findings(setup: TrainingSetup) -> list[Finding]:
         return []
     findings = []
     for name, factor in _USER_LOSSES.items():
-        loss_fn, longest = _times(setup.loss_fn, factor), 0.0
+        loss_fn, longest = times(setup.loss_fn, factor), 0.0
         for one in user_sets(setup.dataset, users):
             runs = [
                 _full(setup, data, loss_fn, one.size, users=ids)
                 for data, ids in (one.with_user, one.without)
             ]
-            scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
-            moved = np.linalg.norm((runs[0].values - runs[1].values)[0] / scales)
-            moved = float(moved) / (runs[0].run.arithmetic.noise_factor * _billed_moves(runs[0]))
-            longest = max(longest, moved if np.isfinite(moved) else np.inf)
+            longest = max(longest, _moved(setup, runs) / _billed_moves(runs[0]))
         findings.append(contribution_finding(name, longest))
     return findings
 
@@ -291,32 +314,32 @@ def _billed_moves(releases: Releases) -> float:
     return most * releases.facts[0]["noise_multiplier"] / event.noise_multiplier
 
 
-def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:
-    """Return how far a record moves a release, in units of the billed contribution."""
-    pair = _neighbors(setup, one, is_repeatable=is_repeatable)
-    scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
-    moved = (pair[0].values - pair[1].values)[0] / scales
-    length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
+def _moved(setup: TrainingSetup, pair: list[Releases]) -> float:
+    """Return the distance of two releases of one step, in units that the noise is billed for."""
+    one, other = pair
+    moved = (one.values - other.values)[0] / setup.scales(one, one.facts[0])
+    length = float(np.linalg.norm(moved)) / one.run.arithmetic.noise_factor
     return length if np.isfinite(length) else np.inf
 
 
-def _neighbors(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> list[Releases]:
-    """Return the releases of two neighboring data sets.
+def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:
+    """Return how far a record moves a release, in units of the billed contribution.
 
     If the gradient of a record depends on random numbers, such as dropout, the other records are
     given a loss of zero, since they would get other random numbers in the two runs.
     """
-    if is_repeatable:
-        return [_full(setup, data, one.loss_fn, one.size) for data in (one.with_it, one.without)]
     pair = []
     for data, numbers in (
         (one.with_it, np.arange(one.size) == one.place),
         (one.without, np.zeros(one.size - 1)),
     ):
+        if is_repeatable:
+            pair.append(_full(setup, data, one.loss_fn, one.size))
+            continue
         dataset, unpack = number_rows(data, numbers.astype(np.int64))
         loss_fn = _only_numbered(one.loss_fn, unpack)
         pair.append(_full(setup, dataset, loss_fn, one.size, **_for_numbers(setup, unpack)))
-    return pair
+    return _moved(setup, pair)
 
 
 def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **changes: Any) -> Releases:
@@ -330,10 +353,9 @@ def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **change
         "noise_multiplier": _TINY,
         "noise_schedule": None,
         "dataset": dataset,
+        "users": None,  # they name an owner for each record of the user's data set
     }
-    if "users" in setup.settings:
-        options["users"] = None  # they name an owner for each record of the user's data set
-    return setup.releases(**(options | {"loss_fn": loss_fn} | changes))
+    return setup.releases(loss_fn=loss_fn, **options | changes)
 
 
 def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> list[Finding]:
@@ -357,8 +379,7 @@ def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> lis
 def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
     """Return whether the model computes the same gradient under any seed: no dropout."""
     runs = [_full(setup, one.with_it, one.loss_fn, one.size, seed=seed) for seed in (1, 2)]
-    scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
-    return bool(np.all(np.abs(runs[0].values - runs[1].values) < 1e-6 * scales))
+    return _moved(setup, runs) < _ALIKE
 
 
 def _counts(setup: TrainingSetup) -> list[Finding]:
@@ -378,9 +399,9 @@ def _counts(setup: TrainingSetup) -> list[Finding]:
         for kept in (is_within, is_within[1:], is_within[:-1])
     )
     moved = max(abs(all_of_them - share) for share in others)
-    is_bounded = deterministic(bool(moved <= _COUNT_MOVE * (1 + 1e-3)))
+    is_bounded = moved <= _COUNT_MOVE * (1 + 1e-3)
     return [
-        Finding("counts", "a record moves a count by its half at most", is_bounded),
+        *checks("counts", {"a record moves a count by its half at most": is_bounded}),
         *(finding for finding in listed if "tensors" not in finding.name),
     ]
 
@@ -429,14 +450,9 @@ def _steps_of(event: Event) -> list[_StepBill]:
     return [_StepBill(None, _gradient_noise(event))]
 
 
-def _gradient_noise(event: Any) -> float:  # Any: an event of any type
+def _gradient_noise(event: Event) -> float:
     """Return the noise multiplier of a step's gradient, which comes before adaptive counts."""
-    while not isinstance(event, Gaussian):
-        parts = getattr(event, "parts", None) or (getattr(event, "event", None),)
-        if parts[0] is None:
-            return float("nan")
-        event = parts[0]
-    return event.noise_multiplier
+    return getattr(gaussian_of(event), "noise_multiplier", float("nan"))
 
 
 def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> list[Finding]:
@@ -464,16 +480,15 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
         measured = [s if records == 1 else accounting.for_group(s, records) for s in sampled]
         least = max(least, _price(Sequence(tuple(measured)), setup))
     floor = least * (1 - _SLACK)
-    tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
+    paid, price = of_first_rank((run.ledger.event, run.ledger.epsilon(delta=SIMULATED_DELTA)))
+    tests["the ledger was charged the price"] = _price(paid, setup) >= floor
     tests["the stated epsilon is the price"] = run.epsilon(delta=_DELTA) >= floor
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
-    found = [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
-    stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
+    found = checks("bill", tests)
+    stated = min(run.epsilon(delta=SIMULATED_DELTA), price)
     simulated = event.equivalent if isinstance(event, BandedGaussian) else event
-    p_value = price_p(simulated, stated, random)
-    if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
-        found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
-    return found
+    is_simulated = run.ledger.relation == Relation.ADD_REMOVE
+    return found + (price_findings(simulated, stated, random, part="bill") if is_simulated else [])
 
 
 def _records_of(setup: TrainingSetup) -> int:
@@ -522,37 +537,15 @@ def _price(event: Event, setup: TrainingSetup) -> float:
 def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
     """Return whether a run that costs more than its ledger's budget releases nothing."""
     budget = Budget(epsilon=price / 10, delta=_DELTA)
-    model = copy.deepcopy(setup.model)
-    zero = _times(setup.loss_fn, 0.0)
+    trainee, steps = setup.trainee(), _whole_epochs(setup, 64)
+    changes = {"steps": steps, "noise_multiplier": sigma, "ledger": setup.new_ledger(budget)}
     try:
-        run = setup.run(
-            model,
-            dataset=setup.dataset,
-            loss_fn=zero,
-            steps=_whole_epochs(setup, 64),
-            noise_multiplier=sigma,
-            ledger=setup.new_ledger(budget),
-        )
-        for _ in setup._loop(run, model, zero, 1):
+        run = setup.run(trainee, **changes)
+        for _ in setup.steps_of(run, trainee, 1, setup.loss_fn):
             pass
     except BudgetExceeded:
-        return all(p.grad is None for p in model.parameters())
+        return all(p.grad is None for p in trainee.parameters)
     return False
-
-
-def _times(loss_fn: Loss, factor: float) -> Loss:
-    return lambda model, batch: loss_fn(model, batch) * factor
-
-
-def _canary_loss(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float) -> Loss:
-    """Return a loss that is zero for ordinary records and steep in one coordinate for canaries."""
-
-    def loss(model: Any, batch: Any) -> Any:
-        records, which = unpack(batch)
-        real = loss_fn(model.inner, records) * 0.0
-        return real + model.canaries(which).squeeze(-1).to(real.dtype) * strength
-
-    return loss
 
 
 def _only_numbered(loss_fn: Loss, unpack: Callable[[Any], Any]) -> Loss:

@@ -9,6 +9,8 @@ import numpy as np
 
 from tacit._arrays import Floats
 from tacit._check import one_of
+from tacit.auditing.simulated_price import gaussian_of
+from tacit.auditing.trainee import Trainee
 from tacit.events import BandedGaussian, Event
 from tacit.ledger import Budget, Ledger
 from tacit.sampling import Stream
@@ -22,13 +24,17 @@ PLANNED = ("epochs", "steps", "epsilon", "delta", "noise_multiplier", "also")
 
 
 class Releases(NamedTuple):
-    """A finished run of an audit: each release as a row, the public facts of each, the sizes."""
+    """A finished run of an audit: each release as a row, the public facts of each, the sizes.
+
+    If the run releases its loss, that is the last coordinate, of a size of its own.
+    """
 
     run: Any
     values: Floats  # (steps, coordinates)
     facts: list[Public]
-    names: list[str]
+    names: list[str]  # of the tensors of the gradient
     sizes: list[int]
+    trainee: Trainee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,10 @@ class TrainingSetup:
     `settings` are the keyword arguments of `make_private` apart from the model, the optimizer, the
     data set and the loss. `how` names the loop: `private.step`, a loop of the user's own with
     `private.backward`, or one that is saved and resumed in the middle.
+
+    `optimizer` makes the user's optimizer from a list of parameters (default SGD with momentum),
+    and `average` makes the average of weights that is released, such as `EMA`, from a model
+    (default none).
     """
 
     make_private: Callable[..., Any]
@@ -46,6 +56,8 @@ class TrainingSetup:
     loss_fn: Loss
     settings: Mapping[str, Any]
     how: How = "step"
+    optimizer: Callable[[list[Any]], Any] | None = None  # Any: parameters, and a torch optimizer
+    average: Callable[[Any], Any] | None = None  # Any: a model, and an object like `EMA`
 
     def __post_init__(self) -> None:
         one_of(("step", "backward", "resumed"), how=self.how)
@@ -55,24 +67,44 @@ class TrainingSetup:
                 "run of its own, which how='step' tests."
             )
 
-    def run(self, model: Any, **changes: Any) -> Any:  # Any: a run of `make_private`
-        """Return a run on `model` with the settings, changed as said. Its parameters do not move.
+    def trainee(self, model: Any = None, *, is_moving: bool = False) -> Trainee:
+        """Return a copy of the model, or of `model`, for one run.
+
+        If it `is_moving`, it has the user's optimizer and average; else no step changes its
+        weights, so that the same records give the same gradient in every step.
+        """
+        copied = copy.deepcopy(self.model if model is None else model)
+        if not is_moving:
+            return Trainee(copied, lambda parameters: _sgd(parameters, 0.0))
+        return Trainee(copied, self.optimizer or _sgd, self.average, is_noted=True)
+
+    def run(self, trainee: Trainee, **changes: Any) -> Any:  # Any: a run of `make_private`
+        """Return a run of `trainee` with the settings, changed as said.
 
         The length and the noise of the run have to be given in `changes`.
         """
-        import torch
-
         left_out = (*PLANNED, *_OWN)
         kept = {name: value for name, value in self.settings.items() if name not in left_out}
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-        changed = {**kept, "check": False, **changes}
+        changed = {"dataset": self.dataset, "loss_fn": self.loss_fn, **kept, "check": False}
+        changed |= changes
         if isinstance(stream := changed.get("sampler"), Stream):  # as long as the runs of an audit
             passes = -(-(changed.get("steps") or 1) // max(1, len(stream.order)))
             changed["sampler"] = replace(stream, order=[*stream.order] * passes)
         is_user = changed.get("users") is not None
         changed.setdefault("ledger", self.new_ledger(is_user=is_user))
         dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")
-        return self.make_private(model, optimizer, dataset, loss_fn, **changed)
+        return self.make_private(trainee.model, trainee.optimizer, dataset, loss_fn, **changed)
+
+    def silent(self) -> dict[str, Any]:  # Any: a loss and settings
+        """Return the changes with which a run releases noise alone, because losses are zero.
+
+        A released loss is then centered at zero: away from the middle of their range, losses add.
+        """
+        changes: dict[str, Any] = {"loss_fn": lambda m, batch: self.loss_fn(m, batch) * 0.0}
+        if (loss := self.settings.get("noisy_loss")) is not None:
+            half = (loss.upper - loss.lower) / 2
+            changes["noisy_loss"] = replace(loss, lower=-half, upper=half)
+        return changes
 
     def new_ledger(self, budget: Budget | None = None, *, is_user: bool | None = None) -> Ledger:
         """Return an empty ledger in memory, under the relation and unit of the user's run."""
@@ -81,72 +113,84 @@ class TrainingSetup:
         is_user = self.settings.get("users") is not None if is_user is None else is_user
         return Ledger(budget=budget, unit="user" if is_user else "record", **options)
 
-    def releases(self, **changes: Any) -> Releases:
-        """Train a copy of the model, and return every release: what a step leaves in `p.grad`.
+    def releases(self, model: Any = None, *, is_moving: bool = False, **changes: Any) -> Releases:
+        """Train a copy of the model, and return every release: `p.grad`, and the noisy loss.
 
-        `changes` replace `model`, `dataset`, `loss_fn` or settings.
+        `changes` replace `dataset`, `loss_fn` or settings; see `trainee` for the others.
         """
-        model = copy.deepcopy(changes.pop("model", self.model))
-        changes = {"dataset": self.dataset, "loss_fn": self.loss_fn, **changes}
-        if self.how == "resumed":
-            changes.setdefault("ledger", self.new_ledger())
-        run, seen, facts = self.run(model, **changes), [], []
+        trainee = self.trainee(model, is_moving=is_moving)
+        run, seen, facts = self.run(trainee, **changes), [], []
         is_halved = self.how == "resumed" and run.steps > 1
         for stop in (run.steps // 2, run.steps) if is_halved else (run.steps,):
             if run.steps_taken:
-                saved, model = of_first_rank(run.state_dict()), copy.deepcopy(model)
-                run = self.run(model, **changes)
+                saved, before = of_first_rank(run.state_dict()), trainee
+                trainee = self.trainee(model, is_moving=is_moving)
+                trainee.resume(before)
+                run = self.run(trainee, **changes | {"ledger": run.ledger})
                 run.load_state_dict(saved)
-            for public in self._loop(run, model, changes["loss_fn"], stop):
-                seen.append(_gradient(model))
+            for public in self.steps_of(run, trainee, stop, changes.get("loss_fn", self.loss_fn)):
+                seen.append(np.append(trainee.gradient, run.noisy_losses[-1:]))
                 facts.append(public)
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        sizes = [p.numel() for p in named.values()]
-        return Releases(run, np.array(seen), facts, list(named), sizes)
+        named = {name: p for name, p in trainee.model.named_parameters() if p.requires_grad}
+        sizes = [*(p.numel() for p in named.values()), *[1] * bool(run.noisy_losses)]
+        return Releases(run, np.array(seen), facts, list(named), sizes, trainee)
 
-    def _loop(self, run: Any, model: Any, loss_fn: Loss, stop: int) -> Iterator[Public]:
+    def steps_of(self, run: Any, trainee: Trainee, stop: int, loss_fn: Loss) -> Iterator[Public]:
         """Take the steps of `run` up to `stop`, and yield the public facts of each after it."""
         public = run.info
         for batch in run.batches() if self.how == "backward" else run:
             if self.how == "backward":
-                run.backward(loss_fn(model, batch))
+                run.backward(loss_fn(trainee.model, batch))
+                trainee.optimizer.step()
             else:
                 run.step(batch)
             if run.steps_taken > public["step"]:
+                trainee.end_step()
                 yield public
                 public = run.info
             if run.steps_taken >= stop:
                 return
 
-    def scales(self, public: Public, names: list[str], sizes: list[int]) -> Floats:
+    def scales(self, releases: Releases, public: Public) -> Floats:
         """Return how far one record may move each coordinate of a release, as billed.
 
         Divided by these scales, the release moves by at most 1 in L2 norm, and its noise has the
-        billed noise multiplier as standard deviation (`tacit.training.clip` has the proof).
+        billed noise multiplier as standard deviation (`tacit.training.clip` has the proof, and
+        `tacit.training.noisy_loss` that for a gradient and a loss).
         """
         rule, norms = self.settings["clip_norm"], tuple(public["clip_norms"])
+        names, sizes = releases.names, releases.sizes
         each: dict[str, float] = dict.fromkeys(names, float(norms[0]))
         if len(norms) > 1:
             now = replace(rule, clip_norms=norms)
             for group, scale in zip(now.groups(names), now.noise_scales, strict=True):
                 each |= dict.fromkeys(group, scale)
-        per_name = [each[name] for name in names]
-        return np.repeat(per_name, sizes) / float(public["expected_batch"])
+        scales = np.repeat([each[name] for name in names], sizes[: len(names)])
+        if (loss := self.settings.get("noisy_loss")) is not None and len(sizes) > len(names):
+            unit = _correlation(releases.run.training_event) * (loss.upper - loss.lower) / 2
+            scales = np.append(scales / (1 - loss.share) ** 0.5, unit / loss.share**0.5)
+        return scales / float(public["expected_batch"])
 
     def standardized(self, releases: Releases) -> Floats:
         """Return releases divided by the standard deviation that their noise is billed with.
 
         Of a run with correlated noise, these are the releases C g + z of its event, made from the
-        gradients C^-1 (C g + z).
+        gradients C^-1 (C g + z). The noise of losses is independent in any case.
         """
         factor = releases.run.arithmetic.noise_factor
-        names, sizes = releases.names, releases.sizes
         stds = [
-            self.scales(public, names, sizes)
-            * (public["noise_multiplier"] * factor * public.get("gradient_factor", 1.0))
+            self.scales(releases, public) * public["noise_multiplier"] * factor
             for public in releases.facts
         ]
-        return _mixed(releases.values / np.array(stds), releases.run.training_event)
+        values, width = releases.values / np.array(stds), sum(releases.sizes[: len(releases.names)])
+        gradients = _mixed(values[:, :width], releases.run.training_event)
+        return np.hstack([gradients, values[:, width:]])
+
+
+def _sgd(parameters: list[Any], rate: float = 0.01) -> Any:  # Any: torch's types
+    import torch
+
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
 
 def of_first_rank(value: Any) -> Any:
@@ -160,13 +204,15 @@ def of_first_rank(value: Any) -> Any:
     return given[0]
 
 
-def _gradient(model: Any) -> Floats:
-    parts = [
-        p.grad.detach().double().reshape(-1).cpu().numpy()
-        for p in model.parameters()
-        if p.requires_grad
-    ]
-    return np.concatenate(parts)
+def _correlation(event: Event) -> float:
+    """Return what the noise of a loss is multiplied by, beside gradients whose noise is correlated.
+
+    It is sqrt(k) / M, where a record moves k losses by 1 each, and all gradients together by M.
+    """
+    if not isinstance(event, BandedGaussian):
+        return 1.0
+    together, each = event.equivalent, replace(event, column=(1.0,)).equivalent
+    return gaussian_of(together).noise_multiplier / gaussian_of(each).noise_multiplier
 
 
 def _mixed(values: Floats, event: Event) -> Floats:

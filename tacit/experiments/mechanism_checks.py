@@ -4,6 +4,7 @@ Each test runs tacit's own code with the settings of the recipe, and compares wh
 what was billed (`tacit.auditing`). No test releases anything about a record of the run.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,13 @@ def check_training(
     confidence: float,
     rng: Seed = None,
 ) -> MechanismAudit:
-    """Test noise, draws, sensitivity, keys and bill of DP-SGD with the recipe's model."""
+    """Test the DP-SGD of a recipe: its model, its releases, its optimizer, and its restarts."""
     from tacit.experiments import models
     from tacit.experiments.training_loop import (
-        banded,
+        average_of,
         example_losses,
+        optimizer_of,
+        release_options,
         steps_of,
         tensors,
         users_of,
@@ -59,11 +62,10 @@ def check_training(
     settings: dict[str, Any] = {  # Any: numbers of several types
         "batch_size": training.lot,
         "steps": steps_of(recipe, facts.n_records),
-        "clip_norm": training.clip_norm,
         "noise_multiplier": float(facts.hyperparameters["noise_multiplier"]),
         "n_records": facts.n_records,
         "speed": Speed(max_microbatch=training.max_microbatch),
-        "noise": banded(training),
+        **release_options(recipe),
     }
     records = tensors(prepared.x_train, prepared.y_train)
     if dataset.persons is not None:
@@ -74,6 +76,9 @@ def check_training(
         dataset=records,
         loss_fn=example_losses,
         settings=settings,
+        how="step" if settings["noise"] is not None else "resumed",  # as a killed run goes on
+        optimizer=partial(optimizer_of, recipe),
+        average=partial(average_of, recipe),
     )
     return audit_training(setup, confidence=confidence, rng=rng)
 

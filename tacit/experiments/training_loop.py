@@ -92,7 +92,7 @@ class TrainingLoop:
         persons: PersonRows | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        training, upper = recipe.training, recipe.training.loss_upper
+        training = recipe.training
         device = require_device(recipe)
         model.to(device)
         records = (records[0].to(device), records[1].to(device))
@@ -100,10 +100,7 @@ class TrainingLoop:
         self.n_records = n_records
         self.also = also
         self.model = model
-        is_banded = training.correlated > 1  # then the run averages the weights by itself
-        self.ema = (
-            EMA(model, decay=training.average) if training.average and not is_banded else None
-        )
+        self.ema = average_of(recipe, model)
         if checkpoint is not None and self.ema is not None:
             checkpoint = replace(checkpoint, also={**checkpoint.also, "ema": self.ema})
         losses = gpu_losses if device.type == "cuda" else example_losses
@@ -111,11 +108,7 @@ class TrainingLoop:
         if canaries is not None:
             trained, rows, losses = canaries.plant(model, records, losses)
             declared += canaries.n_canaries // 2
-        weights = [p for p in trained.parameters() if p.requires_grad]
-        if training.optimizer == "adam":
-            self.optimizer = AdamBC(weights, lr=training.learning_rate)
-        else:
-            self.optimizer = SGD(weights, lr=training.learning_rate, momentum=training.momentum)
+        self.optimizer = optimizer_of(recipe, [p for p in trained.parameters() if p.requires_grad])
         self._rate_factor = 1.0 if training.optimizer == "adam" else declared / n_records
         self.private = make_private(
             trained,
@@ -124,7 +117,6 @@ class TrainingLoop:
             losses,
             batch_size=round(training.lot * declared / n_records),
             steps=steps_of(recipe, n_records),
-            clip_norm=training.clip_norm,
             noise_multiplier=noise_multiplier,
             delta=recipe.privacy.delta,
             n_records=declared,
@@ -137,10 +129,8 @@ class TrainingLoop:
                 max_microbatch=training.max_microbatch,
                 compile="auto" if device.type == "cuda" else False,
             ),
-            augment=Views(training.views or 1, augmentation(recipe)),
-            noise=banded(training),
-            noisy_loss=None if upper is None else NoisyLoss(upper=upper),
-            callbacks=() if upper is None else (self._note,),
+            callbacks=() if training.loss_upper is None else (self._note,),
+            **release_options(recipe),
         )
         self.latest: ReleasedStep | None = None  # of a run that releases its loss
         self._lots = self.private if canaries is None else canaries.watch(self.private)
@@ -172,6 +162,32 @@ class TrainingLoop:
     def _averaged(self) -> Iterator[nn.Module]:
         with self.private.averaged():
             yield self.model  # without the canaries' table, if there is one
+
+
+def release_options(recipe: Recipe) -> dict[str, Any]:  # Any: options of several types
+    """Return the options of `make_private` that say what a step of the recipe releases."""
+    training, upper = recipe.training, recipe.training.loss_upper
+    return {
+        "clip_norm": training.clip_norm,
+        "augment": Views(training.views or 1, augmentation(recipe)),
+        "noise": banded(training),
+        "noisy_loss": None if upper is None else NoisyLoss(upper=upper),
+    }
+
+
+def optimizer_of(recipe: Recipe, weights: list[nn.Parameter]) -> AdamBC | SGD:
+    """Return the optimizer of the recipe, at its first learning rate."""
+    training = recipe.training
+    if training.optimizer == "adam":
+        return AdamBC(weights, lr=training.learning_rate)
+    return SGD(weights, lr=training.learning_rate, momentum=training.momentum)
+
+
+def average_of(recipe: Recipe, model: nn.Module) -> EMA | None:
+    """Return the average of weights that is released; None if the run itself averages, or none."""
+    training = recipe.training
+    is_own = training.average and training.correlated == 1
+    return EMA(model, decay=training.average) if is_own else None
 
 
 def users_of(persons: PersonRows | None, *, n_rows: int) -> Users | None:

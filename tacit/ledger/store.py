@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
+from tacit._whole_file import sync_folder
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Seen, Settings, Totals, chained, genesis, key_check, now
 from tacit.ledger.witness import FileWitness, WitnessMark
@@ -431,12 +432,7 @@ def create_file(
             os.link(draft, path)
         except FileExistsError:  # another process was first: use its file
             return False
-        with contextlib.suppress(OSError):  # some systems cannot open a folder; the file is synced
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync_folder(path.parent)
         return True
     finally:
         draft.unlink(missing_ok=True)

@@ -78,7 +78,7 @@ class RunState:
         self._current = 0  # which of them is in use
         self._counted: tuple[str, int] | None = None  # a ledger and its steps, from the checkpoint
         self._handed_over = 0  # steps left that another process has ticked off for this one
-        self._ahead = 0  # of these, how many are used after a checkpoint, at most
+        self._ahead = 0  # of these, how many are used at a time
         self._begin = self._paid = 0  # the steps from `_begin` to `_paid` are ticked off
         self._kept: int | None = None  # step of the newest checkpoint
         self._writer: CheckpointWriter | None = None
@@ -115,7 +115,8 @@ class RunState:
             "run": self._run,
             "counted": (self.ledger.id, self._steps_ticked_off()) if self._reserved else counted,
             "handed_over": self._handed_over,
-            "ahead": self._ahead,
+            # What may be used before the next file is written: what is left of a block, and one.
+            "ahead": self._ahead and self._ahead + (self._begin - self._paid) % self._ahead,
             "repaid": {name: event.to_dict() for name, event in self._repaid.items()},
             "event": self._plan.training_event.to_dict(),
             "unit": self.ledger.unit,
@@ -151,6 +152,7 @@ class RunState:
         if self._mean is not None:
             self._mean.load_state(state["mean"])
         self._noise.start_anew(self.steps_taken)
+        self._use(self._ranks.share(Key.fresh()))  # so a refusal leaves no key that was used before
         resumed = self._ranks.on_first(lambda: self._resume(state, chosen))
         self._end, self._repaid, attempt = resumed
         own = Key.fresh() if self._seeded is None else self._seeded.of_attempt(attempt)
@@ -199,10 +201,10 @@ class RunState:
                 "a checkpoint needs a ledger that outlasts the process, which knows how many steps "
                 "were taken: give ledger=tacit.Ledger(FILE)."
             )
+        self._writer = writer if self._ranks.rank == 0 else None
         if state is not None:
             for name, part in self._saved_parts().items():
                 part.load_state_dict(state[name])
-        self._writer = writer if self._ranks.rank == 0 else None
 
     def keep(self, *, now: bool = False) -> None:
         """Begin to write a checkpoint, if one is due; with `now`, or after the last step, write it.
@@ -271,16 +273,23 @@ class RunState:
         self._current = 0
         self._open_plans()
         ledger, before = self._counted = state["counted"]
+        if self._begin >= self._end:  # the run is over
+            return self._end, self._repaid, ""
+        if state["handed_over"] and self._writer is None:
+            raise ValueError(
+                "the steps of this run are counted in the file of its checkpoint: give "
+                "checkpoint=FILE to make_private."
+            )
         # Who uses steps that were handed over writes the file first, which says how many at most.
         lost = min(state["ahead"], state["handed_over"])
         self._handed_over, self._ahead = state["handed_over"] - lost, self._block
         left = self._handed_over + sum(one.steps - one.taken for one in self._reserved)
         if self._reserved:
             lost += self._steps_ticked_off() - before
-        elif not self._handed_over:  # then nothing was paid, so nothing was released
+        elif not state["handed_over"]:  # then nothing was paid, so nothing was released
             left = self._end
             lost -= before or ledger != self.ledger.id
-        if lost < 0 and self._begin < self._end:
+        if lost < 0:
             raise LedgerError(
                 "the ledger does not know the steps that this run has paid for: it is another one, "
                 "or an older copy. Use the ledger that the run has written."
@@ -299,7 +308,7 @@ class RunState:
                 advice = "Give lost_steps='pay' to take them"
                 raise ValueError(f"{told}. That is not what its seed gives. {advice}.")
         if missing <= 0:
-            if lost > 0 and self._begin < self._end:
+            if lost > 0:
                 warnings.warn(
                     f"{told}, taken again out of the reserve; {self._price()} as planned.",
                     stacklevel=6,
@@ -337,7 +346,7 @@ class RunState:
         if self._seeded is None or self._begin >= end:
             return ""
         if self._handed_over:  # this number is in the file before one of them is used
-            return f"handed over, {self._handed_over} left"
+            return f"handed over, {len(self._repaid)} paid again, {self._handed_over} left"
         number = self._tick_off()
         return f"plan {self._reserved[self._current].id}, step {number}"
 
@@ -390,6 +399,8 @@ class RunState:
 
     def _reserve(self) -> None:
         """Reserve the whole plan of the run in the ledger, before its first step."""
+        if not self._reserved:
+            self._open_plans()  # another process that has this checkpoint may have reserved it
         if not self._reserved:
             plan = self._plan
             steps = plan.steps + plan.reserve

@@ -1,7 +1,7 @@
 """Faults for audits to find, planted in tacit's own code, and the audits that must find them.
 
 Each fault is a function that changes the real code through `monkeypatch`. Its class is one of
-scale, law, reuse, draws, clip, divisor, key and bill.
+scale, law, reuse, draws, clip, divisor, leak, key and bill.
 """
 
 import dataclasses
@@ -21,10 +21,29 @@ import tacit
 from tacit import events as ev
 from tacit import mechanisms, pate, regression, sampling
 from tacit.auditing import MechanismAudit, Result, TrainingSetup, audit_algorithm, audit_training
-from tacit.training import AdaptiveClip, engines, key, lots, noise, plan, private
+from tacit.training import (
+    EMA,
+    AdamBC,
+    AdaptiveClip,
+    Banded,
+    NoisyLoss,
+    PerLayer,
+    Speed,
+    Users,
+    Views,
+    checkpoint,
+    engines,
+    key,
+    lots,
+    noise,
+    plan,
+    private,
+)
 from tacit.training import clip as clip_module
+from tacit.training.engines.examples import Examples, as_views
 
 RECORDS = 120
+USERS = [f"user {number % 50}" for number in range(RECORDS)]
 
 
 def squared_error(model, batch):
@@ -37,7 +56,7 @@ def audit_step(seed, **options):
     torch.manual_seed(seed)
     x = torch.randn(RECORDS, 3)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    how = options.pop("how", "step")
+    how = {name: options.pop(name) for name in ("how", "optimizer", "average") if name in options}
     settings = {"batch_size": 24, "steps": 40, "clip_norm": 0.7, "noise_multiplier": 1.1}
     setup = TrainingSetup(
         make_private=tacit.make_private,
@@ -45,7 +64,7 @@ def audit_step(seed, **options):
         dataset=(x, x.sum(1)),
         loss_fn=squared_error,
         settings=settings | options,
-        how=how,
+        **how,
     )
     return audit_training(setup, rng=seed)
 
@@ -53,6 +72,11 @@ def audit_step(seed, **options):
 audit_resumed = functools.partial(audit_step, how="resumed")
 audit_backward = functools.partial(audit_step, how="backward")
 audit_adaptive = functools.partial(audit_step, adaptive=AdaptiveClip())
+audit_loss = functools.partial(audit_step, noisy_loss=NoisyLoss(lower=-1.0, upper=4.0))
+audit_average = functools.partial(audit_step, average=functools.partial(EMA, decay=0.9))
+audit_views = functools.partial(audit_step, augment=Views(2, lambda b: (b[0] + 0.1, b[1])))
+audit_microbatches = functools.partial(audit_step, speed=Speed(max_microbatch=8))
+audit_layers = functools.partial(audit_step, clip_norm=PerLayer((0.2, 0.6), noise="proportional"))
 
 
 def audit_gnmax(seed):
@@ -163,6 +187,25 @@ CORRECT: dict[str, Callable[[int], MechanismAudit]] = {
     "backward": audit_backward,
     "resumed": audit_resumed,
     "adaptive": audit_adaptive,
+    "loss": audit_loss,
+    "loss and adaptive": functools.partial(audit_loss, adaptive=AdaptiveClip(), how="resumed"),
+    "loss of users": functools.partial(audit_loss, users=Users(ids=USERS, combine="sum")),
+    "average": functools.partial(audit_average, how="resumed"),
+    "Adam": functools.partial(audit_average, optimizer=torch.optim.Adam, how="backward"),
+    "AdamBC": functools.partial(audit_loss, optimizer=AdamBC, how="resumed"),
+    "plain SGD": functools.partial(audit_step, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)),
+    "Nesterov": functools.partial(
+        audit_step, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)
+    ),
+    "banded": functools.partial(audit_loss, noise=Banded(bands=4), optimizer=AdamBC),
+    "banded backward": functools.partial(audit_step, noise=Banded(bands=4), how="backward"),
+    "views": audit_views,
+    "microbatches": functools.partial(audit_microbatches, how="backward"),
+    "layers": audit_layers,
+    "users": functools.partial(audit_step, users=Users(ids=USERS)),
+    "users by records": functools.partial(
+        audit_step, users=Users(ids=USERS, records_per_user=3, sampled="records")
+    ),
     "GNMax": audit_gnmax,
     "ConfidentGNMax": audit_confident,
     "partition": audit_partition,
@@ -192,8 +235,8 @@ def fault(kind, audit=audit_step):
 
 
 def _scaled_noise(patch, factor):
-    honest = noise.make_grids
-    patch.setattr(noise, "make_grids", lambda m, s, n: honest(m * factor, s, n))
+    honest = noise._known_grids  # a cache of grids by their noise multiplier
+    patch.setattr(noise, "_known_grids", lambda m, *args: honest(m * factor, *args))
 
 
 # Scale ---------------------------------------------------------------------------------------
@@ -256,16 +299,20 @@ def noise_shrinks_from_step_to_step(patch):
 
 def _changed_noise(patch, change):
     """Replace the noise of training steps by `change` of it, in standard deviations."""
+    _changed_noises(patch, lambda parts: [change(z) for z in parts])
+
+
+def _changed_noises(patch, change):
+    """Replace the noise of all tensors of a step by `change` of their list."""
     honest = noise.NoisyMean.release
 
     def release(self, sums, scales, *, step, noise_multiplier, **options):
-        exact = [total.clone() / self._expected_batch for total in sums]
+        exact = [total.clone().to_dense() / self._expected_batch for total in sums]
         options |= {"step": step, "noise_multiplier": noise_multiplier}
         noisy = honest(self, sums, scales, **options)
         stds = [noise_multiplier * scale / self._expected_batch for scale in scales]
-        return [
-            e + std * change((n - e) / std) for e, n, std in zip(exact, noisy, stds, strict=True)
-        ]
+        parts = [(n - e) / std for e, n, std in zip(exact, noisy, stds, strict=True)]
+        return [e + std * z for e, z, std in zip(exact, change(parts), stds, strict=True)]
 
     patch.setattr(noise.NoisyMean, "release", release)
 
@@ -792,3 +839,348 @@ def counts_are_not_billed(patch):
         return honest(dataclasses.replace(self, adaptive=None), multiplier)
 
     patch.setattr(plan.TrainingPlan, "step_event", step_event)
+
+
+# Faults that the audit missed, or was first tried on, in a second round (soundness.md, section 8)
+
+
+def _filled(target, values):
+    """Return `values`, repeated or cut to the shape of `target`."""
+    flat = values.reshape(-1)
+    return flat.repeat(-(-target.numel() // len(flat)))[: target.numel()].view_as(target)
+
+
+@fault("law")
+def a_layer_has_noise_of_the_layer_before(patch):
+    """It has 0.6 of the noise that the layer before had one step earlier; the variance is right."""
+    before: list = []
+
+    def change(parts):
+        changed = list(parts)
+        for k in range(1, len(parts) if before else 0):
+            changed[k] = 0.8 * parts[k] + 0.6 * _filled(parts[k], before[k - 1])
+        before[:] = [part.clone() for part in parts]
+        return changed
+
+    _changed_noises(patch, change)
+
+
+@fault("reuse")
+def two_layers_share_one_noise(patch):
+    _changed_noises(patch, lambda parts: [*parts[:-2], _filled(parts[-2], parts[0]), parts[-1]])
+
+
+@fault("scale")
+def noise_is_halved_in_the_last_tenth(patch):
+    honest, of_run = noise.NoisyMean.release, private.Private._pay_and_release
+    run: list = []
+
+    def pay_and_release(self, *args, **options):
+        run[:] = [self]
+        of_run(self, *args, **options)
+
+    def release(self, sums, scales, *, step, noise_multiplier, **options):
+        less = noise_multiplier * (0.5 if step >= 0.9 * run[0].steps else 1.0)
+        return honest(self, sums, scales, step=step, noise_multiplier=less, **options)
+
+    patch.setattr(private.Private, "_pay_and_release", pay_and_release)
+    patch.setattr(noise.NoisyMean, "release", release)
+
+
+@fault("draws")
+def a_record_in_the_middle_is_in_every_lot(patch):
+    _changed_draws(patch, lambda honest, self, n, rng: np.union1d(honest(self, n, rng), [n // 2]))
+
+
+@fault("draws")
+def every_tenth_record_is_drawn_twice_as_often(patch):
+    def change(honest, self, n, rng):
+        factors = np.where(np.arange(n) % 10 == 3, 2.0, 1.0)
+        return np.flatnonzero(rng.random(n) < np.minimum(1.0, self.rate * factors))
+
+    _changed_draws(patch, change)
+
+
+@fault("draws")
+def two_lots_are_drawn_from_two_halves(patch):
+    def indices(self, step):
+        pair, half = divmod(step, 2)
+        n = len(self.records)
+        order = self.key.numpy("lot", pair).permutation(n)
+        kept = np.array_split(order, 2)[half]
+        return np.sort(kept[self.key.numpy("lot", step, 1).random(len(kept)) < min(1, 48 / n)])
+
+    patch.setattr(lots.Lots, "indices", indices)
+
+
+@fault("draws")
+def lots_are_cut_at_their_expected_size(patch):
+    _changed_draws(
+        patch, lambda honest, self, n, rng: honest(self, n, rng)[: max(1, round(self.rate * n))]
+    )
+
+
+@fault("draws")
+def lots_are_made_even(patch):
+    def change(honest, self, n, rng):
+        found = honest(self, n, rng)
+        return found[: len(found) // 2 * 2]
+
+    _changed_draws(patch, change)
+
+
+@fault("divisor")
+def divided_by_the_true_number_of_records(patch):
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        rate = self._plan.expected_batch / self._plan.n_records
+        self._noise._factor = 1.0 / (rate * len(self._lots.records))
+        honest(self, total, drawn, clip, **options)
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("clip")
+def norms_are_computed_in_half_precision(patch):
+    honest = clip_module.Flat.factors
+
+    def factors(self, squared_norms, **options):
+        return honest(self, squared_norms.clamp(max=65504).half().float(), **options)
+
+    patch.setattr(clip_module.Flat, "factors", factors)
+
+
+@fault("clip")
+def squared_norms_are_compared_with_the_bound(patch):
+    honest = clip_module.Flat.factors
+
+    def factors(self, squared_norms, **options):
+        found = honest(self, squared_norms, **options)
+        return found.masked_fill(squared_norms <= self.clip_norm, 1.0)
+
+    patch.setattr(clip_module.Flat, "factors", factors)
+
+
+@fault("clip", audit_layers)
+def bounds_of_layers_are_swapped(patch):
+    honest = PerLayer.factors
+
+    def factors(self, squared_norms, **options):
+        swapped = dataclasses.replace(self, clip_norms=self.clip_norms[::-1])
+        return honest(swapped, squared_norms, **options)
+
+    patch.setattr(PerLayer, "factors", factors)
+
+
+@fault("clip", audit_views)
+def views_are_added(patch):
+    def clipped_sum(self, microbatch, clip, *, masked):
+        batch = as_views(microbatch.batch, self._views, self._augment)
+        mask = torch.ones(len(batch[0]), dtype=torch.bool)
+        return self._engine(Examples(self._model, self._loss_fn, batch, mask), clip)
+
+    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+
+
+@fault("clip", audit_microbatches)
+def the_first_microbatch_alone_is_clipped(patch):
+    whole, part = engines.LotSum.__call__, engines.LotSum._clipped_sum
+    summed: list = []
+
+    def total_of(self, lot, clip, **options):
+        summed.clear()
+        return whole(self, lot, clip, **options)
+
+    def clipped_sum(self, microbatch, clip, **options):
+        summed.append(microbatch)
+        loose = clip_module.scaled(clip, [1e9 if len(summed) > 1 else 1.0])
+        return part(self, microbatch, loose, **options)
+
+    patch.setattr(engines.LotSum, "__call__", total_of)
+    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+
+
+@fault("reuse", audit_resumed)
+def noise_starts_again_after_a_restart(patch):
+    save, load = private.Private.state_dict, checkpoint.RunState.load_state_dict
+
+    def state_dict(self):
+        return {**save(self), "key": self._lots.key.secret}
+
+    def load_state_dict(self, state, **options):
+        load(self, state, **options)
+        self._use(key.Key(state["key"]))
+        self._noise._begun = state["steps_taken"]
+
+    def source(self, purpose, step):
+        return self._key.noise(purpose, step - getattr(self, "_begun", 0))
+
+    patch.setattr(private.Private, "state_dict", state_dict)
+    patch.setattr(private.Private, "load_state_dict", load_state_dict)
+    patch.setattr(noise.NoisyMean, "_source", source)
+
+
+def _clean(run, total):
+    return [value.clone().to_dense() / run._plan.expected_batch for value in total.sums.values()]
+
+
+def _after_release(patch, change):
+    """Call `change` with the run, the clean mean of its gradients and the drawn size of the lot."""
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        clean = _clean(self, total)
+        honest(self, total, drawn, clip, **options)
+        change(self, clean, drawn)
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("leak")
+def the_clean_sum_moves_the_weights_too(patch):
+    def change(run, clean, drawn):
+        for p, value in zip(run._parameters.values(), clean, strict=True):
+            p.data.sub_(0.1 * value)
+
+    _after_release(patch, change)
+
+
+@fault("leak")
+def momentum_begins_with_the_clean_gradient(patch):
+    def change(run, clean, drawn):
+        if run.steps_taken == 1:
+            for p, value in zip(run._parameters.values(), clean, strict=True):
+                run._optimizer.state[p]["momentum_buffer"] = value.to(p.dtype)
+
+    _after_release(patch, change)
+
+
+@fault("leak", audit_average)
+def averaged_weights_take_the_clean_gradient(patch):
+    honest, seen = EMA.update, []
+
+    def update(self):
+        honest(self)
+        for mean, value in zip(self._means.values(), seen, strict=True):
+            mean.sub_(0.1 * value)
+
+    def change(run, clean, drawn):
+        seen[:] = clean
+
+    _after_release(patch, change)
+    patch.setattr(EMA, "update", update)
+
+
+@fault("leak", functools.partial(audit_step, noise=Banded(bands=4)))
+def the_mean_of_the_last_weights_takes_the_clean_gradient(patch):
+    def change(run, clean, drawn):
+        for mean, value in zip(run._mean._means.values() if run._mean else (), clean):  # noqa: B905
+            mean.sub_(0.1 * value)
+
+    _after_release(patch, change)
+
+
+@fault("leak")
+def the_learning_rate_follows_the_drawn_size(patch):
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        (group,) = self._optimizer.param_groups
+        rate = group["lr"]
+        group["lr"] = rate * drawn / self._plan.expected_batch
+        honest(self, total, drawn, clip, **options)
+        group["lr"] = rate
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("leak")
+def a_buffer_of_the_model_has_the_clean_norm(patch):
+    def change(run, clean, drawn):
+        run._model.register_buffer("norm", sum(value.square().sum() for value in clean).sqrt())
+
+    _after_release(patch, change)
+
+
+@fault("leak")
+def the_optimizer_gets_the_clean_gradient(patch):
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        sums = _clean(self, total)
+        honest(self, total, drawn, clip, **options | {"is_own_loop": False})
+        noisy = [p.grad for p in self._parameters.values()]
+        for p, value in zip(self._parameters.values(), sums, strict=True):
+            p.grad = value.to(p.dtype)
+        self._optimizer.step()
+        for p, value in zip(self._parameters.values(), noisy, strict=True):
+            p.grad = value
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("leak")
+def the_checkpoint_holds_the_size_of_the_lot(patch):
+    honest, drawn_sizes = private.Private.state_dict, []
+    _after_release(patch, lambda run, clean, drawn: drawn_sizes.append(drawn))
+    patch.setattr(
+        private.Private, "state_dict", lambda self: {**honest(self), "last": drawn_sizes[-1:]}
+    )
+
+
+@fault("leak", audit_loss)
+def the_loss_has_no_noise(patch):
+    def release(self, total, *, expected_batch, **options):
+        half = (self.upper - self.lower) / 2
+        return (self.upper + self.lower) / 2 + half * total / 2**20 / expected_batch
+
+    patch.setattr(NoisyLoss, "release", release)
+
+
+@fault("clip", audit_loss)
+def losses_are_not_clipped(patch):
+    def total(self, losses, mask, *, views=1):
+        middle, half = (self.upper + self.lower) / 2, (self.upper - self.lower) / 2
+        scaled = ((losses.double() - middle) / half).nan_to_num(0.0, 0.0, 0.0)
+        return int((scaled * 2**20).round().long()[mask].sum())
+
+    patch.setattr(NoisyLoss, "total", total)
+
+
+@fault("reuse")
+def an_empty_lot_reuses_the_sum_before(patch):
+    honest = engines.LotSum.__call__
+
+    def total_of(self, lot, clip, **options):
+        total, drawn = honest(self, lot, clip, **options)
+        if drawn:
+            self._last = {name: value.clone() for name, value in total.sums.items()}
+        elif hasattr(self, "_last"):
+            total.sums.update({name: value.clone() for name, value in self._last.items()})
+        return total, drawn
+
+    patch.setattr(engines.LotSum, "__call__", total_of)
+
+
+@fault("key")
+def all_purposes_share_a_stream(patch):
+    honest = key.Key.bytes
+
+    def same(self, _purpose, step, size, part=0):
+        return honest(self, "", step, size, part)
+
+    patch.setattr(key.Key, "bytes", same)
+
+
+@fault("reuse")
+def far_coordinates_share_nine_tenths_of_their_noise(patch):
+    def change(parts):
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        half = len(flat) // 2
+        signs = torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], half)).to(flat.dtype)
+        flat[half : 2 * half] = 0.9 * signs * flat[:half] + 0.19**0.5 * flat[half : 2 * half]
+        sizes = [part.numel() for part in parts]
+        return [f.view_as(p) for f, p in zip(flat.split(sizes), parts, strict=True)]
+
+    _changed_noises(patch, change)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+# An audit fits few records, with much noise.
+pytestmark = pytest.mark.filterwarnings("ignore:the fitted model is constant")
 faults = SimpleNamespace(**run_path(str(Path(__file__).parent / "faults.py")))
 FAST = ("GNMax", "partition", "Gaussian", "Laplace", "adassp")
 QUICK_FAULTS = (
@@ -15,7 +17,7 @@ QUICK_FAULTS = (
     "records_teach_two_teachers",
     "one_of_three_releases_is_not_billed",
 )
-LEAST = 27  # of 30 faults that must be found
+LEAST = 29  # of 30 faults that must be found
 PER_AUDIT = 18 / 200  # share of audits of correct code that may raise an alarm
 
 
@@ -28,8 +30,9 @@ def finds(name, monkeypatch):
 
 def test_there_are_enough_faults_of_every_class():
     kinds = Counter(fault.kind for fault in faults.FAULTS.values())
-    assert len(faults.FAULTS) >= 30
-    assert kinds.keys() == {"scale", "law", "reuse", "draws", "clip", "divisor", "key", "bill"}
+    assert len(faults.FAULTS) >= 90
+    named = {"scale", "law", "reuse", "draws", "clip", "divisor", "leak", "key", "bill"}
+    assert kinds.keys() == named
     assert min(kinds.values()) >= 3
 
 

@@ -9,6 +9,9 @@ from typer.testing import CliRunner, Result
 from tacit.cli import app
 from tacit.mechanisms import ExponentialMechanism, GaussianMechanism
 
+# An audit fits few records, with much noise.
+pytestmark = pytest.mark.filterwarnings("ignore:the fitted model is constant")
+
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))

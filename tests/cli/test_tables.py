@@ -519,6 +519,7 @@ def test_damaged_texts_of_schemas_give_one_line(work):
             assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.filterwarnings("ignore:the noise on the votes:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_damaged_tables_quote_no_value(work, verb):

@@ -24,6 +24,18 @@ def test_a_file_that_cannot_be_replaced_keeps_its_content_and_leaves_nothing(tmp
     assert (tmp_path / "metrics.jsonl").read_text() == "old"
 
 
+def test_the_name_of_a_new_file_is_on_disk_before_anything_follows(tmp_path, monkeypatch):
+    """Or a power failure puts the old file back: a checkpoint that is older than its reserve."""
+    synced = []
+
+    def fsync(handle):
+        synced.append((os.fstat(handle).st_ino, os.listdir(tmp_path)))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    write_whole(tmp_path / "new", "text")
+    assert synced[-1] == (tmp_path.stat().st_ino, ["new"])
+
+
 def test_a_secret_file_is_readable_by_its_owner_alone(tmp_path):
     assert write_whole(tmp_path / "key", b"k", mode=0o600).stat().st_mode & 0o077 == 0
 

@@ -125,6 +125,21 @@ def test_a_run_without_its_checkpoint_is_a_second_run(problem):
     assert len(ledger.history()) == 2
 
 
+def test_two_processes_that_begin_one_run_have_one_plan(problem, words):
+    ledger = tacit.Ledger()
+    state, one, other = (
+        saved(problem(ledger=ledger)),
+        problem(ledger=ledger),
+        problem(ledger=ledger),
+    )
+    load(one, state)
+    load(other, state)
+    train(one, stop=3)
+    with pytest.raises(BudgetExceeded, match="no step left"):
+        train(other)
+    assert (len(ledger.history()), len(set(words))) == (1, 3)
+
+
 def test_a_finished_run_stays_finished(problem):
     ledger = tacit.Ledger()
     case, other = problem(ledger=ledger), problem(ledger=ledger)
@@ -351,6 +366,16 @@ def test_a_seeded_run_that_was_stopped_in_order_goes_on(problem, words):
     assert third.private.is_reproducible
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_a_finished_seeded_run_has_lost_nothing(problem, tmp_path, is_handed_over):
+    options = {"steps": 105, "seed": 5}  # the last block is not used up
+    if is_handed_over:
+        kept(problem, tmp_path, stop=0, **options).private.pay_whole()
+    for _ in "ab":
+        case = kept(problem, tmp_path, **options)
+        assert case.private.steps_taken == 105
+
+
 @pytest.mark.filterwarnings(AGAIN)
 def test_lost_steps_of_a_seeded_run_need_consent(problem, words, tmp_path):
     crashed(problem, tmp_path, stop=47, seed=5)
@@ -359,6 +384,19 @@ def test_lost_steps_of_a_seeded_run_need_consent(problem, words, tmp_path):
     for stop in (52, 53, None):
         crashed(problem, tmp_path, stop=stop, seed=5, lost_steps="pay")
     assert len(set(words)) == len(words)
+
+
+@pytest.mark.filterwarnings(AGAIN)
+def test_a_run_whose_restart_was_refused_does_not_repeat_the_noise_of_its_seed(problem, words):
+    ledger, options = tacit.Ledger(), {"steps": 6, "seed": 5, "checkpoint": Checkpoint(every=2)}
+    first, again = (problem(ledger=ledger, **options) for _ in range(2))
+    train(first, stop=2)
+    state = saved(first)
+    train(first, stop=4)
+    with pytest.raises(ValueError, match="not what its seed gives"):
+        load(again, state)
+    train(again)  # as if nothing had been said, with the steps of the reserve
+    assert len(set(words)) == len(words) == 8
 
 
 # What may change between two processes ------------------------------------------------------------
@@ -615,6 +653,41 @@ def test_steps_can_be_handed_to_processes_without_the_ledger(problem, words, tmp
     assert len(ledger.history()) == 2
     assert len(set(words)) == len(words) <= 306
     assert again.private.steps_taken == 300
+
+
+@pytest.mark.filterwarnings(AGAIN)
+def test_workers_with_one_seed_have_other_keys_also_after_a_payment(problem, words, tmp_path):
+    ledger, options = tacit.Ledger(tmp_path / "a.ledger"), {"seed": 5, "lost_steps": "pay"}
+    for _ in range(3):  # the third has as many steps left as the second: 3 are paid again
+        kept(problem, tmp_path, stop=0, ledger=ledger, **options).private.pay_whole()
+        crashed(problem, tmp_path, stop=1, ledger=tacit.Ledger(), **options)
+    assert len(ledger.history()) == 2
+    assert len(set(words)) == len(words) == 3
+
+
+@pytest.mark.filterwarnings(AGAIN)
+def test_whole_turns_are_lost_where_steps_were_handed_over(problem, tmp_path):
+    """The second turn is begun before the file after its first step is on disk."""
+    ledger, options = tacit.Ledger(tmp_path / "a.ledger"), {"noise": Banded(bands=16)}
+    options |= {"steps": 496, "n": 512}
+    kept(problem, tmp_path, stop=0, ledger=ledger, **options).private.pay_whole()
+    crashed(problem, tmp_path, stop=17, ledger=tacit.Ledger(), **options)
+    again = kept(problem, tmp_path, stop=0, ledger=ledger, lost_steps="pay", **options).private
+    turns = 2 - (again.steps_taken - 496) // 16  # of both processes
+    assert (again.steps_taken, turns) == (15, 33)
+    assert [entry.event.equivalent.count for entry in ledger.history()] == [31, 2]  # type: ignore[attr-defined]
+
+
+def test_steps_that_were_handed_over_are_used_once(problem, words, tmp_path):
+    options = {"steps": 8, "noise": Banded(bands=8)}  # one turn is the whole run
+    first = kept(problem, tmp_path, stop=0, **options).private
+    first.pay_whole()
+    with pytest.raises(ValueError, match="give checkpoint=FILE"):  # nothing would count them
+        problem(checkpoint=Checkpoint(), **options).private.load_state_dict(first.state_dict())
+    crashed(problem, tmp_path, stop=1, ledger=tacit.Ledger(), **options)
+    with pytest.raises(BudgetExceeded, match="8 of the steps"):
+        kept(problem, tmp_path, ledger=tacit.Ledger(), **options)
+    assert len(words) == 1
 
 
 # The hash of the records --------------------------------------------------------------------------

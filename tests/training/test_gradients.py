@@ -224,7 +224,7 @@ def test_the_room_for_rounding_is_not_below_what_the_positions_hold(stride, dila
     geometry = convolution.Geometry((5,), [stride], [1], [dilation], transposed, [0], 1)
     gradient = convolution.Convolved(x, g, layer.weight, geometry, 4)
     left, right = gradient._operands(0, 4)
-    exact = (left.norm(dim=1) * right.norm(dim=1)).sum(1)
+    exact = (left.norm(dim=2) * right.norm(dim=2)).sum(1)
     assert (gradient._lengths(0, 4) >= exact).all()
 
 

@@ -120,6 +120,7 @@ HIDE = """
 
 TRAIN = """
     import tacit
+    from tacit.training import Speed
     from torch import nn
     from torch.nn import functional as F
     from torch.utils.checkpoint import checkpoint
@@ -146,8 +147,8 @@ TRAIN = """
          nn.Linear(4, 2)),
         (Checkpointed(4, 8), nn.Tanh(), nn.Linear(8, 2)),
     ):
-        for options in ({}, {"max_microbatch": 5, "static_shapes": True}):
-            model, optimizer, private = run(*layers, **options)
+        for speed in (Speed(), Speed(max_microbatch=5, static_shapes=True)):
+            model, optimizer, private = run(*layers, speed=speed)
             for lot in private:
                 private.step(lot)
             private.state_dict()

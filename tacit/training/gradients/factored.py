@@ -94,8 +94,11 @@ class Dense:
 
         `joined` puts such gradients of several parameters into one tensor.
         """
-        is_plain = self.squared is None and self.axes is None and self.values.is_cuda
-        return is_plain and self.values[0].numel() <= SMALL
+        if self.squared is not None or self.axes is not None:
+            return False
+        if self.values.is_cuda:
+            return self.values[0].numel() <= SMALL
+        return usual(self.values.numel()) <= SMALL
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False

@@ -265,18 +265,20 @@ def pull_back_by_autograd(
 ) -> Iterator[tuple[Tensor, FactoredGradient]]:
     """Yield (parameter, its per-example gradients) as `pull_back`, from autograd's own graph."""
     leaves = list(parameters.values())
+    with torch.no_grad():
+        rows = gradient.dense().to(tensor.dtype)
     try:
         with torch.enable_grad():
             found = torch.autograd.grad(
                 tensor,
                 leaves,
-                gradient.dense().to(tensor.dtype),
+                rows,
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=True,
             )
     except RuntimeError as error:
         raise Unsupported("a computed weight whose backward vmap cannot map") from error
-    for leaf, rows in zip(leaves, found, strict=True):
-        if rows is not None:
-            yield leaf, Dense(rows)
+    for leaf, of_leaf in zip(leaves, found, strict=True):
+        if of_leaf is not None:
+            yield leaf, Dense(of_leaf)

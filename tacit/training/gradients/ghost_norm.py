@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear
+from tacit.training.program.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -105,12 +105,15 @@ class Rates(NamedTuple):
 # gradients that are kept are several times faster in the bounded mode than products in float64. A
 # microbatch for which memory runs out is halved.
 RATES = {
-    "cpu": Rates(5e10, 2.5e10, 8e9, 2e10, 2.0**24, 4.0, 4.0),
+    "cpu": Rates(3e10, 1.5e10, 8e9, 2e10, 2.0**24, 8.0, 4.0),
     "cuda": Rates(2e14, 2e13, 4e12, 4e12, 0.0, 1.0, 20.0),
 }
 
 # Largest temporary tensor for one chunk of examples, in elements. On a CPU it should fit the cache.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+
+# Seconds that the operators of the Gram matrices take to be called, more than those of other ways.
+GRAM_CALLS = 5e-5
 
 # On a CPU, rows up to this long are squared and summed faster by a matrix product.
 NARROW = 16
@@ -174,16 +177,22 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
 def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return each example's squared norm of sum_t left_t right_t', and sum_t |left_t| |right_t|.
 
-    Both come from the Gram matrices of left (examples, T, P) and right (examples, T, D): the second
-    from their diagonals. The second is the scale of the rounding error. Both are raised by what
-    numbers too small for their dtype may have lost.
+    left is (examples, T, P) and right (examples, T, D).
     """
-    of_left, of_right = gram(left), gram(right)
+    return norms_of_grams(gram(left), gram(right), left.shape[2] + right.shape[2])
+
+
+def norms_of_grams(of_left: Tensor, of_right: Tensor, widths: int) -> tuple[Tensor, Tensor]:
+    """Return what `gram_norms` returns, from the Gram matrices of vectors of these widths in sum.
+
+    The second result, from their diagonals, is the scale of the rounding error. Both are raised by
+    what numbers too small for their dtype may have lost.
+    """
     products = of_left * of_right
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
     traces = [matrix.diagonal(dim1=1, dim2=2).sum(1) for matrix in (of_left, of_right)]
-    squared, widths = block_sums(products.flatten(1)), left.shape[2] + right.shape[2]
-    return raised_for_range(squared, lengths, traces, positions=left.shape[1], widths=widths)
+    squared, positions = block_sums(products.flatten(1)), of_left.shape[1]
+    return raised_for_range(squared, lengths, traces, positions=positions, widths=widths)
 
 
 def gram(vectors: Tensor) -> Tensor:
@@ -244,6 +253,7 @@ def cheapest_way(
     more = (slower - 1) * positions * size / rates.products  # of the weighted sum in float64
     gram = positions**2 * (inputs + outputs) / rates.products
     gram += 4 * positions**2 * 4 / rates.cached + copied * item / rates.bytes
+    gram += GRAM_CALLS / usual(examples)
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
     gram = slower * gram + more
@@ -380,11 +390,12 @@ def wide(tensor: Tensor) -> Tensor:
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, or of two batches of them, summed in at least float32."""
-    multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        multiply = torch.mm if left.dim() == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32, out=out)
     if left.dim() == 2 and out is None:
         return linear(wide(left), wide(right).t())
+    multiply = torch.mm if left.dim() == 2 else products
     return multiply(wide(left), wide(right), out=out)
 
 

@@ -21,6 +21,7 @@ from tacit.training.gradients.site import (
     Site,
     Unsupported,
     cast,
+    channels_last,
     without_autocast,
 )
 
@@ -151,14 +152,12 @@ class _GroupNorm(_Norm):
     groups: int
 
     def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-        x = x.contiguous(memory_format=_memory_format(x))
+        x = _laid_out(x, like=x)
         return torch.native_group_norm(x, weight, bias, *_sizes(x), self.groups, self.eps)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight, mean, rstd = saved
-        x = x.to(self.dtype)
-        format = _memory_format(x)
-        x = x.contiguous(memory_format=format)
+        x = _laid_out(x.to(self.dtype), like=x)
         rows, channels, size = _sizes(x)
         shifts = g.reshape(rows, channels, -1).sum(2, dtype=accumulator(g.dtype))
         if self.site.is_shared(self.weight):
@@ -172,7 +171,7 @@ class _GroupNorm(_Norm):
         _collect_sum(self.site, self.bias, shifts, 1)
         if not needs[0]:
             return ()
-        g = g.to(self.dtype).contiguous(memory_format=format)
+        g = _laid_out(g.to(self.dtype), like=x)
         sizes = (rows, channels, size, self.groups, [True, False, False])
         return aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes)[:1]
 
@@ -195,17 +194,18 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
 
-def _memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format in which the group-norm kernel takes its input and output gradient.
+def _laid_out(x: Tensor, *, like: Tensor) -> Tensor:
+    """Return x in the memory format in which the group-norm kernel takes `like`.
 
-    Both must have the same format. A CPU's kernel takes channels last too, and so does the kernel
-    that the compiler writes; torch's own kernel for GPUs takes contiguous tensors only.
+    Input and output gradient must have the same format. A CPU's kernel takes channels last too, and
+    so does the kernel that the compiler writes; torch's own kernel for GPUs takes contiguous
+    tensors only.
     """
-    takes_both = x.device.type == "cpu"
-    if x.is_cuda:
+    takes_both = like.device.type == "cpu"
+    if like.is_cuda:
         from tacit.training import gpu
 
-        takes_both = gpu.is_traced(x)
-    if takes_both and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
+        takes_both = gpu.is_traced(like)
+    if takes_both and like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return channels_last(x)
+    return x.contiguous()

@@ -251,3 +251,14 @@ def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that
 def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
     """Return the tensors cast to this dtype; None stays None."""
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return x (rows, channels, *size) with channels last in memory.
+
+    The strides say so even if some axes have one entry, so that torch's kernels agree about it.
+    """
+    if 1 not in x.shape and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    rows, channels, *size = x.shape
+    return x.movedim(1, -1).reshape(rows, -1).view(rows, *size, channels).movedim(-1, 1)

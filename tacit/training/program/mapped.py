@@ -132,7 +132,7 @@ class Tape:
         """Return whether `tensor` is a shared value."""
         return id(tensor) in self.labels
 
-    # Calls of the graph ----------------------------------------------------------------------------
+    # Calls of the graph ---------------------------------------------------------------------------
 
     def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator that takes shared values and examples."""
@@ -249,7 +249,7 @@ class Tape:
             for results in zip(*found, strict=True)
         )
 
-    # Backward --------------------------------------------------------------------------------------
+    # Backward -------------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:
         """Run the backward pass, in which sites collect the per-example gradients."""

@@ -181,7 +181,7 @@ class _Sorted:
                 self.graph.call_function(_note, (self.tape, name, node))
         return tuple(found[node] for node in sorted(found, key=order.__getitem__))
 
-    # Tensors from outside --------------------------------------------------------------------------
+    # Tensors from outside -------------------------------------------------------------------------
 
     def _name_tensors(self) -> None:
         """Make parameters and buffers inputs of the graph; keep other tensors as constants."""
@@ -223,10 +223,10 @@ class _Sorted:
                 self.names[name] = self.graph.placeholder(f"value_{len(self.names)}")
         return self.names[name]
 
-    # Random numbers and writes ---------------------------------------------------------------------
+    # Random numbers and writes --------------------------------------------------------------------
 
     def _simplify(self) -> None:
-        """Turn dropout into products with a mask, so that all that is drawn is a node of its own."""
+        """Make dropout a product with a mask, so that all that is drawn is a node of its own."""
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
@@ -292,7 +292,7 @@ class _Sorted:
         source = _aliased(node)
         return node if source is None else self.roots[source]
 
-    # Sites -----------------------------------------------------------------------------------------
+    # Sites ----------------------------------------------------------------------------------------
 
     def _replace(self, node: fx.Node) -> None:
         """Make a node that needs more than the map a call of the tape."""

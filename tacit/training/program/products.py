@@ -107,7 +107,7 @@ def _products(
 
 def site_of_part(site: Site, shared: Tensor, part: Tensor, value: Tensor) -> Site:
     """Return a site where `value` is shared: the numbers of `part`, a view of a shared tensor."""
-    start = part.storage_offset() - shared.storage_offset()
+    start = int(part.storage_offset() - shared.storage_offset())
     region = Region(tuple(part.shape), part.stride(), start, tuple(value.shape))
     whole = Region(tuple(shared.shape), shared.stride(), 0, tuple(shared.shape))
     if whole.stop != shared.numel():

@@ -24,7 +24,7 @@ from tacit.training.program import torch_internals
 from tacit.training.program.one_by_one import OTHER_SHAPE
 from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.python_state import Kept, Leftover, PythonState
-from tacit.training.program.tensor_values import TensorValues
+from tacit.training.program.tensor_values import ASKED, TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
@@ -193,21 +193,25 @@ class Programs:
         return program
 
     def _why_moving(self, one: Batch, first: OneExample) -> str:
-        """Return why a second trace, from the state that the first one left, differs; or ""."""
-        state, before = self._now()
-        second, _ = self._trace(one, state, before)
-        if names := state.drawn(before):
-            ends = state.now()
-            state.put_back(before)
-            self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
-            if state.drawn(ends):
-                raise Untraceable(_BY_ROW)
-            return f"The program of one example draws numbers from the generator {_listed(names)}"
-        if names := state.changed(before):
-            return f"The program of one example changes {_listed(names)}"
-        if text := _difference(first, second):
-            return f"{_DIFFER} differ in {text}"
-        return ""
+        """Return why further traces, from the states that the former ones left, differ; or ""."""
+        difference = ""
+        for _ in range(2):  # what is built at the first call, such as compiled parts, is no change
+            state, before = self._now()
+            program, _ = self._trace(one, state, before)
+            if names := state.drawn(before):
+                ends = state.now()
+                state.put_back(before)
+                self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
+                if state.drawn(ends):
+                    raise Untraceable(_BY_ROW)
+                return f"The program of one example draws from the generator {_listed(names)}"
+            if names := state.changed(before):
+                return f"The program of one example changes {_listed(names)}"
+            difference = _difference(first, program)
+            if not difference:
+                return ""
+            first = program
+        return f"{_DIFFER} differ in {difference}"
 
     def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
         """Raise if a call reads and replaces what the call before it computed."""
@@ -225,8 +229,8 @@ class Programs:
         read = {made.get(id(tensor)) for tensor in self._inputs(program)}
         if names := read & {label for label, _, _ in again}:
             raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before it "
-                "has left it: records of one lot would reach the next one. Compute it from the "
+                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before "
+                "left it: records of one lot would reach the next one. Compute it from the "
                 "batch alone."
             )
 
@@ -234,22 +238,20 @@ class Programs:
         self, one: Batch, state: PythonState, before: Kept, *, examples: int = 1
     ) -> tuple[OneExample, list[Leftover]]:
         """Return the program of an example, and what it stored of tensors, which is put back."""
+        draws, program = self._draws, None
         try:
-            program = self._traced(one, examples)
-        except Untraceable:
+            program = self._traced(one, examples, draws=draws)
+        except Untraceable as error:
             state.put_back(before)
-            if self._draws:
+            if draws or ASKED not in error.reason:
                 raise
-            self._draws = True  # perhaps one random number in a condition, which is drawn for real
-            try:
-                return self._trace(one, state, before, examples=examples)
-            except Untraceable:
-                self._draws = False
-                raise
+        if program is None:  # perhaps a random number in a condition, which is drawn for real then
+            program = self._traced(one, examples, draws=True)
+            self._draws = True
         return program, state.clean(before)
 
-    def _traced(self, one: Batch, examples: int) -> OneExample:
-        values = TensorValues(self._state.tensors, draws=self._draws)
+    def _traced(self, one: Batch, examples: int, *, draws: bool) -> OneExample:
+        values = TensorValues(self._state.tensors, draws=draws)
         began = time.perf_counter()
 
         def losses(model: nn.Module, batch: Batch) -> Tensor:

@@ -136,10 +136,9 @@ class PythonState:
 
     def only_appended(self, kept: Kept) -> set[str]:
         """Return the names of lists that still begin with what they held."""
-        pairs = zip(self._boxes, self._live, kept, strict=False)
         return {
             place.label
-            for place, live, old in pairs
+            for place, live, old in zip(self._boxes, self._live, kept, strict=False)
             if isinstance(live, list)
             and len(live) >= len(old)
             and all(a is b for a, b in zip(live, old, strict=False))
@@ -332,7 +331,8 @@ class PythonState:
         if not code.co_filename.startswith(_FOREIGN):
             for word in names & value.__globals__.keys():
                 self._slot(f"global {word}", value.__globals__, word)
-        self._tuple(label, (value.__defaults__, value.__kwdefaults__, value.__dict__))
+            self._later(label, vars(value))
+        self._tuple(label, (value.__defaults__, value.__kwdefaults__))
 
 
 # By kind, the first that fits.

@@ -22,7 +22,7 @@ from tacit.training.gradients import (
     recurrent_steps,
 )
 from tacit.training.gradients.factored import Dense
-from tacit.training.gradients.site import Declined, Layout, Operation, Site
+from tacit.training.gradients.site import Declined, Operation, Site
 from tacit.training.program import products
 from tacit.training.program.recurrence import LAYER
 
@@ -161,7 +161,7 @@ RULES: dict[Any, Rule] = {
 }
 
 
-# Operators that are computed by others --------------------------------------------------------------
+# Operators that are computed by others ------------------------------------------------------------
 
 
 def _index_of_table(tape: Any, table: Tensor, indices: Sequence[Tensor | None]) -> Tensor:

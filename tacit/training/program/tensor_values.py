@@ -28,7 +28,7 @@ _VALUES |= {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 _DRAWS: set[Any] = {torch.rand, torch.randn, torch.randint}
 _LIBRARIES = (str(Path(torch.__path__[0])), str(Path(__file__).parents[2]))
 _WRITES = {"__setitem__", *(f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "and", "or"))}
-_ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
+ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
 
 
 class Placeholder(float):
@@ -39,7 +39,7 @@ class Placeholder(float):
         return super().__new__(cls, math.nan)
 
     def _asked(self, *_: Any) -> NoReturn:
-        raise Untraceable(_ASKED)
+        raise Untraceable(ASKED)
 
     def _computed(self, *others: Any) -> "Placeholder":
         if all(isinstance(other, int | float) for other in others):
@@ -83,14 +83,15 @@ class TensorValues(TorchFunctionMode):
     def losses(self, loss_fn: LossFn, model: nn.Module, batch: Batch) -> Tensor:
         """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced.
 
-        Errors that tracing has nothing to do with are left as they are.
+        Errors that are raised outside of torch are the program's own, and left as they are.
         """
         try:
             with self:
                 return loss_fn(model, batch)
         except Exception as error:
-            is_other = not (self._is_given or isinstance(error, RuntimeError))
-            if not isinstance(error, Untraceable) and (is_other or isinstance(error, TacitError)):
+            frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+            is_own = not (self._is_given or frame.f_code.co_filename.startswith(_LIBRARIES))
+            if not isinstance(error, Untraceable) and (is_own or isinstance(error, TacitError)):
                 raise
             raise Untraceable(self._what(error) + where(error)) from error
 
@@ -104,7 +105,7 @@ class TensorValues(TorchFunctionMode):
         """Run one function of torch."""
         kwargs = kwargs or {}
         if self._is_given and _has_placeholder((*args, *kwargs.values())):
-            raise Untraceable(f"{_ASKED}, in {_name_of(func)}")
+            raise Untraceable(f"{ASKED}, in {_name_of(func)}")
         is_outside = (
             bool(args) and isinstance(args[0], Tensor) and not torch_internals.is_fake(args[0])
         )
@@ -141,7 +142,8 @@ class TensorValues(TorchFunctionMode):
         if isinstance(error, Untraceable):
             return error.reason
         if isinstance(error, torch_internals.ASKS_FOR_VALUES):
-            return _ASKED
+            operator = getattr(error, "func", None)
+            return f"{ASKED}, in {operator}" if operator else ASKED
         text = str(error).strip().partition("\n")[0]
         return f"{type(error).__name__}: {text}"
 

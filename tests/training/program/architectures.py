@@ -44,7 +44,7 @@ def _add(name: str, build: Callable[[], Built]) -> None:
     ARCHITECTURES[name] = built
 
 
-# Losses and batches ------------------------------------------------------------------------------
+# Losses and batches -------------------------------------------------------------------------------
 
 
 def classes(*shape: int) -> Tensor:
@@ -100,7 +100,7 @@ def reconstruction(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
     return (model(batch[0]) - batch[0]).square().flatten(1).mean(1)
 
 
-# Hugging Face: text ------------------------------------------------------------------------------
+# Hugging Face: text -------------------------------------------------------------------------------
 
 SMALL = {
     "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -132,7 +132,7 @@ def _text(kind: str, head: str = "ForSequenceClassification", **more: Any) -> Ca
     return build
 
 
-def _causal(kind: str, head: str = "ForCausalLM", **more: Any) -> Callable[[], Built]:
+def _causal(kind: str, head: str = "ForCausalLM", /, **more: Any) -> Callable[[], Built]:
     def build() -> Built:
         settings = {k: v for k, v in (GROUPED | more).items() if v is not None}
         return hugging(kind, head, settings), next_word, {"input_ids": words()}
@@ -299,7 +299,7 @@ def tapas() -> Built:
     return model, of_logits, batch
 
 
-# Hugging Face: pictures, sound, series --------------------------------------------------------------
+# Hugging Face: pictures, sound, series ------------------------------------------------------------
 
 
 def _vision(kind: str, size: int = 16, **more: Any) -> Callable[[], Built]:
@@ -434,8 +434,7 @@ def time_series_transformer() -> Built:
     both = nn.ModuleList([model, head])
 
     def loss_fn(both: nn.Module, batch: Any) -> Tensor:
-        inputs = {name: value for name, value in batch.items()}
-        hidden = both[0](**inputs, past_observed_mask=torch.ones_like(batch["past_values"]))
+        hidden = both[0](**batch, past_observed_mask=torch.ones_like(batch["past_values"]))
         return (both[1](hidden[0]).squeeze(2) - batch["future_values"]).square().mean(1)
 
     batch = {
@@ -445,7 +444,7 @@ def time_series_transformer() -> Built:
     return both, loss_fn, batch
 
 
-# Tables, sets and graphs -----------------------------------------------------------------------------
+# Tables, sets and graphs --------------------------------------------------------------------------
 
 
 class Tokenizer(nn.Module):
@@ -683,7 +682,7 @@ def graph_convolution() -> Built:
     return GCN(), cross_entropy, (numbers(6, 3), classes())
 
 
-# Convolutions -----------------------------------------------------------------------------------------
+# Convolutions -------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -969,7 +968,7 @@ def conv3d() -> Built:
     return model, cross_entropy, batch
 
 
-# Sequences --------------------------------------------------------------------------------------------
+# Sequences ----------------------------------------------------------------------------------------
 
 
 def _recurrent(cell: type[nn.RNNBase], **options: Any) -> Callable[[], Built]:
@@ -1215,7 +1214,7 @@ def mixture_of_experts() -> Built:
     return Experts(), cross_entropy, (numbers(LENGTH, 8), classes())
 
 
-# Weights that are computed, and other training code ------------------------------------------------------
+# Weights that are computed, and other training code -----------------------------------------------
 
 
 class Int8LoRA(nn.Module):

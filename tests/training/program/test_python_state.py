@@ -349,6 +349,20 @@ def test_counters_of_the_training_loop_beside_the_loss_are_no_change():
     assert (programs.traces, warned) == (0, [])
 
 
+def test_what_only_the_first_call_builds_moves_nothing():
+    class Warms(nn.Linear):
+        factors = ()
+
+        def forward(self, x):
+            for factor in self.factors:
+                x = factor * x
+            self.factors = [1.0]
+            return super().forward(x)
+
+    programs, warned = prepared(ce, Warms(4, 3))
+    assert (programs.moving, warned) == ("", [])
+
+
 def test_evaluation_between_lots_is_no_change():
     model = network(nn.Dropout(0.1))
     programs, _ = prepared(ce, model)
