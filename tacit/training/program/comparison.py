@@ -34,7 +34,7 @@ from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
-from tacit.training.program.python_state import PythonState
+from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import Draws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
@@ -355,19 +355,39 @@ class Comparison:
         self._run(self.model, second, nullcontext())
         kept = self._state.changed(after)
         lists = self._state.only_appended(self._kept)
-        losses = []
-        for _ in range(2):  # after the second, and after the first
-            with randomness(0, with_rows(lot)[0][0].device):
-                losses.append(self._losses(self.model, third).detach())
-            self._state.put_back(after)
-        if not _differ(losses[:1], losses[1:], _epsilon(losses[0])):
-            kept = [] if is_traced else [name for name in kept if name not in lists]
+        if is_traced:
+            losses = []
+            for _ in range(2):  # after the second, and after the first
+                with randomness(0, with_rows(lot)[0][0].device):
+                    losses.append(self._losses(self.model, third).detach())
+                self._state.put_back(after)
+            if not _differ(losses[:1], losses[1:], _epsilon(losses[0])):
+                return
+        else:
+            kept = [name for name in kept if name not in lists]
+            kept += self._hidden(first, third, after, lists)
         if kept:
             raise IncompatibleModel(
                 f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
                 "would reach the next record. Compute it from the record alone, or append it to a "
                 "list that nothing reads."
             )
+
+    def _hidden(self, first: Batch, third: Batch, after: Kept, lists: set[str]) -> list[str]:
+        """Return where a call leaves something that the next one's losses show."""
+        # Both times, what is left in a place that is not seen is left by this record itself.
+        _, fresh, again = (self._run(self.model, third, nullcontext()).losses for _ in range(3))
+        self._run(self.model, first, nullcontext())
+        hidden = self._run(self.model, third, nullcontext()).losses
+        self._state.put_back(after)
+        with randomness(0, hidden.device):
+            listed = self._losses(self.model, third).detach()
+        unit = _epsilon(again)
+        if _differ([fresh], [again], unit):  # it draws numbers that cannot be repeated
+            return []
+        if _differ([hidden], [again], unit):
+            return ["a place that cannot be named, such as a file"]
+        return sorted(lists) if _differ([listed], [again], unit) else []
 
     def cost_of_loop(self, clip: Clip, lot: Batch) -> float:
         """Return the time of records one by one over that of a plain step, measured."""
