@@ -21,14 +21,16 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.program import torch_internals
-from tacit.training.program.one_by_one import OTHER_SHAPE
+from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
 from tacit.training.program.one_example import OneExample, Untraceable, traced
 from tacit.training.program.python_state import Kept, Leftover, PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
 from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
-_REGISTER = "Register it as a buffer of the model (register_buffer): buffers are read at each step."
+_REGISTER = (
+    "Make it a frozen parameter or a buffer (register_buffer) of the model, which are read anew."
+)
 _DIFFER = "Two traces of the program of one example"
 _BY_ROW = (
     "it draws numbers in Python for each row of a batch, and one trace would give all examples the "
@@ -128,19 +130,19 @@ class Programs:
         key = self._key(batch)
         if key not in self._shapes:
             raise Untraceable(OTHER_SHAPE)
-        if key not in self._programs:  # since the lot began, whose first trace has written
+        if (key, _precision()) not in self._programs:  # the lot's first trace has written
             now = self._state.now()
             self._state.put_back(self._kept)
             try:
                 self._keep(key, self._trace(self._shapes[key], self._state, self._kept)[0])
             finally:
                 self._state.put_back(now)
-        return self._programs[key]
+        return self._programs[key, _precision()]
 
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        return shapes, torch.is_autocast_enabled("cpu")
+        return shapes, rest_of(batch)
 
     # Python values --------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class Programs:
                     "all examples would see these records. Take values from the batch alone."
                 )
         for tensor, version in program.constants:
-            if tensor.requires_grad:
+            if any(tensor is own for own in program.trained):
                 raise IncompatibleModel(
                     f"The program uses {self._name(tensor)}, which is trained but is no parameter "
                     "of the model, so its gradient would not be clipped. Make it a parameter of "
@@ -282,7 +284,7 @@ class Programs:
                 )
             if id(tensor) in self._state.tensors:  # else Python made it in the trace
                 self._constants.setdefault(id(tensor), (tensor, version))
-        self._programs[key] = program
+        self._programs[key, _precision()] = program
 
     def _inputs(self, program: OneExample) -> list[Tensor]:
         """Return the tensors besides parameters that a program takes from outside."""
@@ -322,6 +324,11 @@ def _difference(first: OneExample, second: OneExample) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def _precision() -> tuple[bool, torch.dtype]:
+    """Return the autocast in which a step runs: traces and steps may be in different ones."""
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
 def _memory_of(tensor: Tensor) -> tuple[str, int, int]:
