@@ -165,9 +165,9 @@ class Tape:
     def _by_rule(
         self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        others = [a for i, a in enumerate(args) if i not in places]
-        if any(isinstance(a, Tensor) and is_mapped(a) for a in others):
-            raise Declined
+        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor)]
+        if any(a.is_complex() or (i not in places and is_mapped(a)) for i, a in tensors):
+            raise Declined  # rules are for real numbers, and examples in their places
         is_joined = rule.joined(*args)
         stacked = {i: self._stacked(args[i]) for i in places if args[i] is not None}
         first = stacked[places[0]]

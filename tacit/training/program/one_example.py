@@ -40,6 +40,11 @@ _HELD = (
     "would be lost: compute it inside loss_fn or the model."
 )
 
+_HOOKED = (
+    " has a hook on its gradient (register_hook), which would be left out, or would see gradients "
+    "of one record. Remove it, and change p.grad after private.step(batch, update=False) instead."
+)
+
 
 class Untraceable(IncompatibleModel):
     """Raised with the reason why the program of one example cannot be traced."""
@@ -65,6 +70,8 @@ class OneExample:
         Parameters whose gradients have several parts: several sites, or derived values.
     constants
         Other tensors that it reads, and the version of each when it was traced.
+    trained
+        Those of them whose gradients autograd would compute.
     """
 
     run: Callable[..., Tensor]
@@ -72,6 +79,7 @@ class OneExample:
     derived: tuple[Derived, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
+    trained: tuple[Tensor, ...]
     graph: fx.GraphModule = field(repr=False)
 
 
@@ -81,6 +89,9 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
     Only the shapes and types of its tensors are used.
     """
     torch_internals.require()
+    for name, parameter in model.named_parameters():
+        if torch_internals.is_hooked(parameter):
+            raise IncompatibleModel(f"{name}{_HOOKED}")
     tensors, rebuild = with_rows(batch)
 
     def program(*rows: Tensor) -> Tensor:
@@ -103,6 +114,7 @@ class _Sorted:
         self.rows = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.names: dict[str, fx.Node] = {}
         self.constants: list[tuple[Tensor, int]] = []
+        self.trained: list[Tensor] = []
         self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         with self.graph.inserting_before(self.rows[0]):
             self.tape = self.graph.placeholder("tape")
@@ -148,6 +160,7 @@ class _Sorted:
             pulls,
             frozenset(joint),
             tuple(self.constants),
+            tuple(self.trained),
             self.module,
         )
 
@@ -203,17 +216,15 @@ class _Sorted:
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
-            whole = self._input(name)
-            whole.meta.update(node.meta)
-            if _is_same_part(tensor, held[name]):
-                node.replace_all_uses_with(whole)
-            else:
-                with self.graph.inserting_before(node):
-                    part = self.graph.call_function(
-                        aten.as_strided.default,
-                        (whole, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()),
-                    )
-                node.replace_all_uses_with(part)
+            part = self._input(name)
+            with self.graph.inserting_before(node):
+                if not _is_same_part(tensor, held[name]):
+                    size = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+                    part = self.graph.call_function(aten.as_strided.default, (part, *size))
+                if held[name].requires_grad and not tensor.requires_grad:  # by `.detach()` before
+                    part = self.graph.call_function(aten.detach.default, (part,))
+            part.meta.update(node.meta)
+            node.replace_all_uses_with(part)
             self.graph.erase_node(node)
 
     def _input(self, name: str) -> fx.Node:
@@ -274,9 +285,13 @@ class _Sorted:
         for node in self.graph.nodes:
             if node.target is torch._C._set_grad_enabled:
                 has_gradients = bool(node.args[0])
-            of = {self.kinds[n] for n in node.all_input_nodes}
+            inputs = node.all_input_nodes
+            of = {self.kinds[n] for n in inputs}
             if not has_gradients or node.target is aten.detach.default:
                 of -= {"shared"}
+            else:
+                held = (getattr(self.module, n.target) for n in inputs if n.op == "get_attr")
+                self.trained += [t for t in held if t.requires_grad]
             if node in self.rows or node.target is _spread or is_random(node):
                 kind: Kind = "example"
             elif node in trainable:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.program.one_by_one import OTHER_SHAPE
+from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
 from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
 from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
@@ -121,26 +121,26 @@ class Programs:
                 )
         if self.moving:
             self._look()
-            self._programs[key] = self._trace(one)
+            self._programs[key, _precision()] = self._trace(one)
 
     def program_of(self, batch: Batch) -> OneExample:
         """Return the program of examples with the shapes in `batch`."""
         key = self._key(batch)
         if key not in self._shapes:
             raise Untraceable(OTHER_SHAPE)
-        if key not in self._programs:  # since the lot began, whose first trace has written
+        if (key, _precision()) not in self._programs:  # the lot's first trace has written
             now = self._state.now()
             self._state.put_back(self._kept)
             try:
-                self._programs[key] = self._trace(self._shapes[key])
+                self._programs[key, _precision()] = self._trace(self._shapes[key])
             finally:
                 self._state.put_back(now)
-        return self._programs[key]
+        return self._programs[key, _precision()]
 
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        return shapes, torch.is_autocast_enabled("cpu")
+        return shapes, rest_of(batch)
 
     # Python values --------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Programs:
         self._look()
         state, start = self._state, self._kept
         try:
-            self._programs[key] = self._trace(one)
+            self._programs[key, _precision()] = self._trace(one)
             self.moving = self._why_moving(one, self._programs[key])
         finally:
             state.put_back(start)
@@ -250,7 +250,7 @@ class Programs:
                     "all examples would see these records. Take values from the batch alone."
                 )
         for tensor, version in program.constants:
-            if tensor.requires_grad:
+            if any(tensor is own for own in program.trained):
                 raise IncompatibleModel(
                     f"The program uses {self._name(tensor)}, which is trained but is no parameter "
                     "of the model, so its gradient would not be clipped. Make it a parameter of "
@@ -286,3 +286,8 @@ def _difference(first: OneExample, second: OneExample) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def _precision() -> tuple[bool, torch.dtype]:
+    """Return the autocast in which a step runs: traces and steps may be in different ones."""
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")

@@ -91,13 +91,20 @@ class PythonState:
         self._seen: dict[int, Any] = {}  # holds the objects, so that their ids stay theirs
         self._queue = deque([("loss_fn", loss_fn), ("model", model), *_global_generators()])
         parameters = dict(model.named_parameters())
-        self._values.append(
+        self._values += [
             _Place(
                 "requires_grad of ",
                 lambda: {name: p.requires_grad for name, p in parameters.items()},
                 lambda old: [p.requires_grad_(old[name]) for name, p in parameters.items()],
-            )
-        )
+            ),
+            _Place(
+                "type or hooks of ",
+                lambda: {
+                    name: (p.dtype, torch_internals.is_hooked(p)) for name, p in parameters.items()
+                },
+                lambda _: None,
+            ),
+        ]
         while self._queue:
             self._visit(*self._queue.popleft())
         self._places = [*self._boxes, *self._values, *self._generators]

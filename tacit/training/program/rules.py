@@ -201,6 +201,7 @@ def _embedding_bag(
     """Compute bags of table rows: sums (mode 0), means (1) or largest values (2)."""
     if scale_grad_by_freq:
         raise Declined
+    weights = tape.copy(weights) if tape.is_shared(weights) else weights
     rows = tape.meet(aten.embedding.default, (table, ids), {})  # (entries, width)
     if weights is not None:
         rows = tape.meet(aten.mul.Tensor, (rows, weights.unsqueeze(1)), {})

@@ -24,6 +24,7 @@ from tacit.training.tree import Batch, LossFn
 
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _VALUES |= {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
 _DRAWS: set[Any] = {torch.rand, torch.randn, torch.randint}
 _LIBRARIES = (str(Path(torch.__path__[0])), str(Path(__file__).parents[2]))
 ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
@@ -100,6 +101,8 @@ class TensorValues(TorchFunctionMode):
     ) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
+        if func == _DATA:
+            func = Tensor.detach
         if self._is_given and _has_placeholder((*args, *kwargs.values())):
             raise Untraceable(f"{ASKED}, in {func.__name__}")
         if func in _VALUES and not torch_internals.is_fake(args[0]):
