@@ -178,7 +178,7 @@ class Programs:
         state, start = self._state, self._kept
         try:
             self._programs[key, _precision()] = self._trace(one)
-            self.moving = self._why_moving(one, self._programs[key])
+            self.moving = self._why_moving(one, self._programs[key, _precision()])
         finally:
             state.put_back(start)
             self._state, self._kept = state, start

@@ -96,7 +96,7 @@ def _as_python() -> Iterator[None]:
         yield
 
 
-def _no_grad(mode: bool) -> AbstractContextManager[Any]:  # noqa: FBT001, N802
+def _no_grad(mode: bool) -> AbstractContextManager[Any]:
     return torch.no_grad() if mode else nullcontext()
 
 
