@@ -41,8 +41,6 @@ from tacit.training.gpu.graph_replay import (
 from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.gradients.site import Stale, Unsupported
-from tacit.training.program import mapped
-from tacit.training.program.programs import Programs
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
@@ -62,7 +60,10 @@ class NotCompiled(Exception):
 
 
 class CompiledSum:
-    """`clipped_sum` of the book-keeping engine for one model, loss and clip rule, compiled.
+    """The clipped sum for one model, loss and clip rule, compiled.
+
+    It is that of the book-keeping engine, or of `program`, the mapped program of one example; the
+    graphs are made anew when `version()` changes.
 
     It is called with a batch, 0/1 weights, and the factor by which this step's clip norms differ
     from the rule's. It compiles once for each layout of batch. On a GPU the computation is recorded
@@ -85,11 +86,12 @@ class CompiledSum:
         *,
         augmentations: int = 1,
         bounded: bool = False,
-        is_program: bool = False,
+        program: Callable[..., ClippedSum] | None = None,
+        version: Callable[[], int] = int,
     ) -> None:
         self.model = model
-        self._programs = Programs(model, loss_fn, augmentations) if is_program else None
-        self._traces = 0  # of the programs that the graphs are made of
+        self._program = program
+        self._version, self._known_version = version, version()
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
@@ -114,11 +116,9 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite, self.deferred = True, None
-        if self._programs is not None:
-            self._programs.begin_lot()
-            if self._programs.traces != self._traces:
-                self._graphs.clear()
-                self._traces = self._programs.traces
+        if self._version() != self._known_version:
+            self._graphs.clear()
+            self._known_version = self._version()
         self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
@@ -300,13 +300,7 @@ class CompiledSum:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
         examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
-        if self._programs is None:
-            run = self._by_bookkeeping(examples)
-        else:
-            self._programs.prepare(batch)
-            if self._programs.moving:  # it would be compiled for each lot
-                raise NotCompiled(self._programs.moving)
-            run = partial(mapped.run, programs=self._programs)
+        run = self._by_bookkeeping(examples) if self._program is None else self._program
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
