@@ -54,9 +54,8 @@ aten = torch.ops.aten
 
 # Channels that oneDNN's convolutions keep together in one vector of a CPU (the layout nChw16c). The
 # gradients of examples as groups of one convolution take 0.5 ms instead of 1.2 for 16 examples with
-# 16 channels and 32 x 32 positions, but 1.5 instead of 0.9 with 25 positions, and 8.9 instead of
-# 7.8 with 128 channels.
-BLOCK, WIDEST, POSITIONS = 16, 64, 64
+# 16 channels and 32 x 32 positions, but 1.5 instead of 0.9 with 25 positions.
+BLOCK, POSITIONS = 16, 64
 
 CELLS = 128  # most cells of a patch whose inner products are added one by one, see `_gram_by_cells`
 
@@ -170,16 +169,16 @@ class _Convolution(Operation):
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         x, weight, bias = autocast(x, weight, bias)
-        if _is_faster_channels_last(x):
-            x = channels_last(x)
+        if x.dim() == 4 and x.shape[1] == 1 and x.device.type == "cpu":
+            x = channels_last(x)  # it lies in both orders; pooling is several times as fast in this
         with without_autocast(x):
             return torch.convolution(x, weight, bias, *self.geometry[1:]), (x, weight)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight = saved
         site = self.site
-        if _is_faster_channels_last(x):
-            g = channels_last(g)
+        if x.dim() == 4 and not x.is_contiguous():  # both kernels of the backward want one layout
+            g = g.contiguous(memory_format=torch.channels_last)
         if site.is_shared(self.weight):
             site.collect(self.weight, Convolved(x, g, weight, self.geometry, site.examples))
         if self.bias is not None and site.is_shared(self.bias):
@@ -389,20 +388,28 @@ class Convolved:
             return Dense(instances, None if bounded else squared, axes=(0, 3, 1, 2))
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
-        groups, kernel = self.geometry.groups, self.geometry.kernel
-        channels = self.weight.shape[0] // groups
-        shape = self.examples, groups, channels, *kernel, self.weight.shape[1]
-        values = self.g.new_empty(shape, dtype=accumulator(self.g.dtype))
+        groups, axes = self.geometry.groups, len(self.geometry.kernel)
+        outputs, patch = (
+            self.weight.shape[0] // groups,
+            (*self.geometry.kernel, self.weight.shape[1]),
+        )
+        sizes = sorted((outputs, prod(patch)))
+        values = self.g.new_empty((self.examples, groups, *sizes), dtype=accumulator(self.g.dtype))
         for start, stop in ghost_norm.spans(self.examples, self._patch_size(), self.g.device):
-            self._by_patches(start, stop, values[start:stop].flatten(3).flatten(0, 1))
-        return Dense(values, axes=(0, 1, 2 + len(kernel), *range(2, 2 + len(kernel))))
+            self._by_patches(start, stop, values[start:stop].flatten(0, 1))
+        if outputs == sizes[0]:
+            return Dense(values.unflatten(3, patch), axes=(0, 1, 2 + axes, *range(2, 2 + axes)))
+        return Dense(values.unflatten(2, patch), axes=(0, 2 + axes, 1 + axes, *range(1, 1 + axes)))
 
     def _by_patches(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Return the gradients of examples start to stop, as matrix products over copied patches.
 
-        Shape: (examples * groups, P output channels / groups, K values of a patch).
+        Shape: (examples * groups, P output channels / groups, K values of a patch), or K before P
+        if it is less: libraries are faster at long rows.
         """
         left, right = self._operands(start, stop)
+        if left.shape[2] > right.shape[2]:
+            left, right = right, left
         return product(left.transpose(1, 2), right, out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
@@ -433,7 +440,7 @@ class Convolved:
             torch.backends.mkldnn.is_available()
             and self.x.device.type == "cpu"
             and self.x.dtype == self.g.dtype == torch.float32
-            and all(count % BLOCK == 0 and count <= WIDEST for count in channels)
+            and all(count % BLOCK == 0 for count in channels)
             and self._taps() > 1
             and self.g.shape[2:].numel() >= POSITIONS
             and all(extra < step for extra, step in ends)
@@ -482,13 +489,22 @@ class Convolved:
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
     """Return the patch at each position of the padded x (examples, rows, *size, channels).
 
-    Shape: (examples, rows * positions, kernel * channels).
+    Shape: (examples, rows * positions, kernel * channels). In memory the cells of a patch are next
+    to each other, or else the positions: whichever copies longer runs of x.
     """
+    run = x.shape[-1] * (geometry.kernel[-1] if geometry.dilation[-1] == 1 else 1)
+    is_one_cell, axes = prod(geometry.kernel) == 1, 1 + len(positions)
+    is_by_patch = is_one_cell or run > positions[-1]
+    if not is_one_cell:
+        x = x.contiguous() if is_by_patch else x.movedim(-1, 1).contiguous().movedim(1, -1)
     steps = zip(positions, geometry.kernel, geometry.stride, geometry.dilation, strict=True)
     for axis, (size, kernel, step, apart) in enumerate(steps, 2):
         x = x.unfold(axis, apart * (kernel - 1) + 1, step).narrow(axis, 0, size)[..., ::apart]
-    x = x.movedim(len(positions) + 2, -1)
-    return x.flatten(2 + len(positions)).flatten(1, -2)
+    x = x.movedim(axes + 1, -1)  # (examples, rows, *positions, *kernel, channels)
+    if is_by_patch:
+        return x.flatten(1 + axes).flatten(1, -2)
+    x = x.movedim(tuple(range(1, 1 + axes)), tuple(range(-axes, 0)))
+    return x.flatten(-axes).flatten(1, -2).transpose(1, 2)
 
 
 def _as_groups(rows: Tensor, examples: int) -> Tensor:
@@ -497,12 +513,3 @@ def _as_groups(rows: Tensor, examples: int) -> Tensor:
     In the new shape every example is a group of channels of one grouped convolution.
     """
     return rows.unflatten(0, (examples, -1)).transpose(0, 1).flatten(1, 2)
-
-
-def _is_faster_channels_last(x: Tensor) -> bool:
-    """Return whether the kernels of a processor are faster with channels last, above all pooling.
-
-    Maxima over 2 x 2 cells of 16 channels take a sixth of the time. All that follows a convolution
-    keeps the order in which its result lies in memory.
-    """
-    return x.device.type == "cpu" and x.dim() == 4

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tacit.training.gradients.site import channels_last
 from tacit.training.program.torch_internals import (
     is_mapped,
     mappable,
@@ -45,6 +46,17 @@ def stack(examples: int, target: Any, args: Sequence[Any], kwargs: dict[str, Any
 def _batch(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Run an operator for which an example always has a batch of its own."""
     return target(x.flatten(0, 1), *args, **kwargs).unflatten(0, x.shape[:2])
+
+
+def _channels_last(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run a kernel that is several times as fast with channels last on a processor.
+
+    Maxima over 2 x 2 of 14 x 14 cells, 16 channels, 128 examples: 5.2 ms, else 0.8 and 0.8 for the
+    order of the input. What follows keeps that order, so only the first such operator changes it.
+    """
+    if x.dim() != 5 or x.device.type != "cpu":
+        return _batch(target, x, *args, **kwargs)
+    return _batch(target, channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), *args, **kwargs)
 
 
 def _convolution(target: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,6 +129,9 @@ def _attention(
 STACKED: dict[Any, Callable[..., Tensor]] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.cross_entropy_loss.default: _cross_entropy,
+    aten.max_pool2d.default: _channels_last,
+    aten.upsample_nearest2d.vec: _channels_last,
+    aten.upsample_bilinear2d.vec: _channels_last,
     aten.group_norm.default: _batch,
     aten.instance_norm.default: _batch,
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _convolution),
