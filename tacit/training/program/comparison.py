@@ -35,7 +35,7 @@ from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import Kept, PythonState
-from tacit.training.program.replayed_draws import Draws
+from tacit.training.program.replayed_draws import LotDraws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
@@ -86,7 +86,7 @@ class Comparison:
     loss_fn: LossFn
     views: int
     double: nn.Module | None = None
-    draws: Draws = field(default_factory=lambda: Draws(EXAMPLES))
+    draws: LotDraws = field(default_factory=lambda: LotDraws(EXAMPLES))
     rounding: float = 0.0  # relative change of results by one unit in the last place
     unit: float = 0.0  # the same in the precision of the run
     draws_in_python: bool = False
@@ -221,7 +221,7 @@ class Comparison:
             raise self._refusal("gradients", model, lot, draws)
 
     def _require_first_alone(
-        self, model: nn.Module, lot: Batch, draws: Draws, rounding: float
+        self, model: nn.Module, lot: Batch, draws: LotDraws, rounding: float
     ) -> None:
         """Raise `IncompatibleModel` if the first example's loss changes with the other examples.
 
@@ -234,7 +234,9 @@ class Comparison:
         if _differ([before], [after], rounding):
             raise self._refusal("losses", model, lot, draws)
 
-    def _refusal(self, what: str, model: nn.Module, lot: Batch, draws: Draws) -> IncompatibleModel:
+    def _refusal(
+        self, what: str, model: nn.Module, lot: Batch, draws: LotDraws
+    ) -> IncompatibleModel:
         """Return the error that names where a lot first differs from its examples."""
 
         def run(batch: Batch, part: AbstractContextManager[Any]) -> None:
@@ -310,7 +312,7 @@ class Comparison:
         `losses` computes those of the examples; None if they run one by one. Not tried if the
         program draws numbers that cannot be given to its examples.
         """
-        draws, rounding = Draws(examples), max(self.unit, self.rounding, _unit(self.model))
+        draws, rounding = LotDraws(examples), max(self.unit, self.rounding, _unit(self.model))
         if self.rounding > _UNREPEATABLE or not self.draws.is_matched:
             return
         self.rounding = rounding
@@ -412,7 +414,7 @@ def require_same_alone(
     `call` is `augment` or `collate_fn`, which make batches. Nothing is said if it cannot be
     repeated, or does not take synthetic records.
     """
-    draws = Draws(len(alone))
+    draws = LotDraws(len(alone))
 
     def rows(values: Any, part: AbstractContextManager[Any]) -> list[Tensor]:
         with randomness(0, device), part:
@@ -545,10 +547,10 @@ def _resampled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _within_bounds(lot: Batch) -> AbstractContextManager[Any]:
     """Return a context in which a GPU raises for an index out of bounds, which ends its process."""
-    return _Bounds() if with_rows(lot)[0][0].is_cuda else nullcontext()
+    return _IndexGuard() if with_rows(lot)[0][0].is_cuda else nullcontext()
 
 
-class _Bounds(TorchDispatchMode):
+class _IndexGuard(TorchDispatchMode):
     """Raises `IndexError` where an operator would read or write out of bounds."""
 
     def __torch_dispatch__(

@@ -34,7 +34,7 @@ class Pull(NamedTuple):
     needed: tuple[fx.Node, ...] = ()
 
 
-class Derived(NamedTuple):
+class DerivedValue(NamedTuple):
     """A `Pull` in terms of names; without sources, autograd pulls the gradients back."""
 
     name: str

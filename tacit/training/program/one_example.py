@@ -27,7 +27,7 @@ from torch.fx.node import map_arg
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
-from tacit.training.program.derived import Derived, pull_of
+from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
@@ -76,7 +76,7 @@ class OneExample:
 
     run: Callable[..., Tensor]
     names: tuple[str, ...]
-    derived: tuple[Derived, ...]
+    derived: tuple[DerivedValue, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
     trained: tuple[Tensor, ...]
@@ -164,13 +164,15 @@ class _Sorted:
             self.module,
         )
 
-    def _pulls(self, labels: dict[fx.Node, str], pending: list[fx.Node]) -> tuple[Derived, ...]:
+    def _pulls(
+        self, labels: dict[fx.Node, str], pending: list[fx.Node]
+    ) -> tuple[DerivedValue, ...]:
         """Say how the gradients of derived values are pulled back, in the order of the graph.
 
         `labels` name parameters and derived values. What is needed is noted on the tape.
         """
         order = {node: place for place, node in enumerate(self.graph.nodes)}
-        found: dict[fx.Node, Derived] = {}
+        found: dict[fx.Node, DerivedValue] = {}
         needed: dict[fx.Node, str] = {}
         while pending:
             node = pending.pop()
@@ -179,7 +181,7 @@ class _Sorted:
             pull = pull_of(node, lambda arg: self.kinds.get(arg) == "shared")
             sources, needs = ((), (node,)) if pull is None else pull
             pending += [source for source, _ in sources]
-            found[node] = Derived(
+            found[node] = DerivedValue(
                 labels.setdefault(node, f"%{node.name}"),
                 tuple((labels.setdefault(n, f"%{n.name}"), step) for n, step in sources),
                 tuple(needed.setdefault(n, f"={n.name}") for n in needs),

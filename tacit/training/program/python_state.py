@@ -44,7 +44,7 @@ Kept = list[Any]
 """What stood in each place of a `PythonState`."""
 
 
-class _Place(NamedTuple):
+class _ValuePlace(NamedTuple):
     """Somewhere that a value stands: how to read it, and how to put another one there."""
 
     label: str  # ends with a dot before attributes
@@ -82,9 +82,9 @@ class PythonState:
     def __init__(self, loss_fn: Any, model: nn.Module) -> None:  # Any: whatever can be called
         self.tensors: dict[int, str] = {}
         self._live: list[Any] = []  # containers, and dicts of attributes
-        self._boxes: list[_Place] = []  # of these
-        self._values: list[_Place] = []
-        self._generators: list[_Place] = []
+        self._boxes: list[_ValuePlace] = []  # of these
+        self._values: list[_ValuePlace] = []
+        self._generators: list[_ValuePlace] = []
         self._caches: list[Any] = []  # functions with a cache
         self._names: set[str] = set()
         self._waiting: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
@@ -92,12 +92,12 @@ class PythonState:
         self._queue = deque([("loss_fn", loss_fn), ("model", model), *_global_generators()])
         parameters = dict(model.named_parameters())
         self._values += [
-            _Place(
+            _ValuePlace(
                 "requires_grad of ",
                 lambda: {name: p.requires_grad for name, p in parameters.items()},
                 lambda old: [p.requires_grad_(old[name]) for name, p in parameters.items()],
             ),
-            _Place(
+            _ValuePlace(
                 "type or hooks of ",
                 lambda: {
                     name: (p.dtype, torch_internals.is_hooked(p)) for name, p in parameters.items()
@@ -168,7 +168,7 @@ class PythonState:
         for function in self._caches:
             function.cache_clear()
 
-    def _differing(self, kept: Kept) -> Iterator[tuple[_Place, Any, Any, Any]]:
+    def _differing(self, kept: Kept) -> Iterator[tuple[_ValuePlace, Any, Any, Any]]:
         """Yield each place that differs, with its key in a dict, what is there and what was."""
         for place, old in zip([*self._boxes, *self._values], kept, strict=False):
             now = place.read()
@@ -221,12 +221,12 @@ class PythonState:
             fill(old)
 
         self._live.append(live)
-        self._boxes.append(_Place(label, functools.partial(kind, live), write, is_object))
+        self._boxes.append(_ValuePlace(label, functools.partial(kind, live), write, is_object))
 
     def _slot(self, label: str, names: Any, name: str, write: Callable[..., object]) -> None:
         """Compare a global or an attribute of a class, and follow what stands there."""
         read = functools.partial(names.get, name, _MISSING)
-        self._values.append(_Place(label, read, functools.partial(write, name)))
+        self._values.append(_ValuePlace(label, read, functools.partial(write, name)))
         self._later(label, read())
 
     def _dict(self, label: str, value: dict[Any, Any]) -> None:
@@ -246,16 +246,18 @@ class PythonState:
             value[...] = np.frombuffer(old, value.dtype).reshape(value.shape)
 
         if value.nbytes <= _LARGE and value.flags.writeable and not value.dtype.hasobject:
-            self._values.append(_Place(label, value.tobytes, write))
+            self._values.append(_ValuePlace(label, value.tobytes, write))
 
     def _generator(self, label: str, value: Any) -> None:
         if isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            place = _Place(label, lambda: bits.state, functools.partial(setattr, bits, "state"))
+            place = _ValuePlace(
+                label, lambda: bits.state, functools.partial(setattr, bits, "state")
+            )
         elif isinstance(value, random.Random):
-            place = _Place(label, value.getstate, value.setstate)
+            place = _ValuePlace(label, value.getstate, value.setstate)
         else:
-            place = _Place(label, value.get_state, value.set_state)
+            place = _ValuePlace(label, value.get_state, value.set_state)
         self._generators.append(place)
 
     def _cache(self, label: str, value: Any) -> None:
@@ -318,7 +320,7 @@ class PythonState:
     def _cell(self, label: str, cell: types.CellType, content: Any) -> None:
         read = functools.partial(getattr, cell, "cell_contents")
         write = functools.partial(setattr, cell, "cell_contents")
-        self._values.append(_Place(label, read, write))
+        self._values.append(_ValuePlace(label, read, write))
         self._later(label, content)
 
 

@@ -113,11 +113,11 @@ def _mul(site: Site, x: Tensor, other: Any) -> Tensor:
     shape = torch.broadcast_shapes(x.shape[1:], scale.shape)
     if shape != x.shape[1:]:
         raise Declined
-    return _Scale(site, scale).apply(x, scale)
+    return _ScaledBy(site, scale).apply(x, scale)
 
 
 @dataclass
-class _Scale(Operation):
+class _ScaledBy(Operation):
     """The product of examples x and a shared scale."""
 
     scale: Tensor

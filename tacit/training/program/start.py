@@ -157,8 +157,8 @@ class _TracedEngine(NamedTuple):
         """Return the losses of examples, without their gradients."""
         self.programs.begin_lot()
         try:
-            mapped.run(examples, clip, programs=self.programs, seeded=_Seen.stop)
-        except _Seen as seen:
+            mapped.run(examples, clip, programs=self.programs, seeded=_FirstRecordRead.stop)
+        except _FirstRecordRead as seen:
             return seen.losses
         raise AssertionError("a lot has losses")
 
@@ -167,7 +167,7 @@ class _TracedEngine(NamedTuple):
         return mapped.run(examples, clip, programs=self.programs)
 
 
-class _Seen(Exception):
+class _FirstRecordRead(Exception):
     """Raised where the backward pass would begin, with the losses of the examples."""
 
     def __init__(self, losses: Tensor) -> None:

@@ -22,7 +22,7 @@ import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import Speed
 from tacit.training.key import randomness
-from tacit.training.program.replayed_draws import Draws
+from tacit.training.program.replayed_draws import LotDraws
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 
@@ -331,7 +331,7 @@ def test_examples_are_given_their_part_of_a_lots_numbers():
     def drawn(x, rate):
         return F.dropout(x, rate) + torch.randn_like(x), torch.rand(3), torch.randperm(4)
 
-    draws, x = Draws(5), torch.ones(5, 4)
+    draws, x = LotDraws(5), torch.ones(5, 4)
     with draws.recorded():
         whole = drawn(x, 0.5)
     alone = []
