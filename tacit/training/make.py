@@ -539,7 +539,7 @@ def _with_choice_of_compilation(
         next(iter(parameters.values())).is_cuda
         and loss_fn is not None
         and isolation == "checked"
-        and speed.engine in ("auto", "bookkeeping")
+        and speed.engine not in ("vmap", "loop")
         and speed.lengths is None
     )
     if not is_asked_for or saves < takes:

@@ -26,10 +26,10 @@ class Speed:
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
         "program" traces the program of one example on synthetic values and maps it over the lot, so
         that examples cannot influence each other; it replaces the tests of isolation. With it,
-        `lengths`, `num_workers`, `static_shapes` and `max_microbatch` are as useful as before, and
-        `compile` is refused. The data set, `collate_fn` and `augment` are called on one record at a
-        time; records of different lengths need `collate_fn=tacit.training.PadTo(...)`, after which
-        `lengths` is not needed.
+        `lengths`, `num_workers`, `static_shapes`, `max_microbatch` and `compile` are as useful as
+        before. The data set, `collate_fn` and `augment` are called on one record at a time; records
+        of different lengths need `collate_fn=tacit.training.PadTo(...)`, after which `lengths` is
+        not needed.
     compile
         Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
         graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes
@@ -55,10 +55,8 @@ class Speed:
         whole(num_workers=self.num_workers)
         engine_named(self.engine)
         one_of((True, False, "auto"), compile=self.compile)
-        if self.compile is True and self.engine not in ("auto", "bookkeeping"):
-            raise ValueError(
-                f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
-            )
+        if self.compile is True and self.engine in ("vmap", "loop"):
+            raise ValueError(f"compile must be False with engine={self.engine!r}, got True.")
         if self.lengths is not None and (self.static_shapes or self.compile is True):
             raise ValueError(
                 "lengths must be left out with compile=True and static_shapes, whose microbatches "

@@ -516,11 +516,11 @@ def noise_is_divided_once_more(patch):
 
 @fault("divisor", functools.partial(audit_fit, "logistic"))
 def sensitivity_of_a_mean_for_a_sum(patch):
-    from tacit.regression import irls
+    from tacit.regression import estimator
 
-    honest = irls.GaussianMechanism
+    honest = estimator.GaussianMechanism
     patch.setattr(
-        irls,
+        estimator,
         "GaussianMechanism",
         lambda m, *, l2_sensitivity, **o: honest(m, l2_sensitivity=l2_sensitivity / 60, **o),
     )
@@ -564,8 +564,8 @@ def seeds_are_ignored(patch):
 
 @fault("bill")
 def the_stated_epsilon_is_that_of_one_step(patch):
-    one = property(lambda self: self._plan.step_event(self.noise_multiplier))
-    patch.setattr(private.Private, "event", one)
+    honest = private.Private.epsilon_at
+    patch.setattr(private.Private, "epsilon_at", lambda self, _, **o: honest(self, 1, **o))
 
 
 @fault("bill")

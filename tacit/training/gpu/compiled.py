@@ -41,8 +41,6 @@ from tacit.training.gpu.graph_replay import (
 from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.gradients.site import Stale, Unsupported
-from tacit.training.program import mapped
-from tacit.training.program.programs import Programs
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
@@ -62,7 +60,10 @@ class NotCompiled(Exception):
 
 
 class CompiledSum:
-    """`clipped_sum` of the book-keeping engine for one model, loss and clip rule, compiled.
+    """The clipped sum for one model, loss and clip rule, compiled.
+
+    It is that of the book-keeping engine, or of `program`, the mapped program of one example; the
+    graphs are made anew when `version()` changes.
 
     It is called with a batch, 0/1 weights, and the factor by which this step's clip norms differ
     from the rule's. It compiles once for each layout of batch. On a GPU the computation is recorded
@@ -85,10 +86,12 @@ class CompiledSum:
         *,
         augmentations: int = 1,
         bounded: bool = False,
-        is_program: bool = False,
+        program: Callable[..., ClippedSum] | None = None,
+        version: Callable[[], int] = int,
     ) -> None:
         self.model = model
-        self.is_program = is_program
+        self._program = program
+        self._version, self._known_version = version, version()
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
@@ -113,6 +116,9 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite, self.deferred = True, None
+        if self._version() != self._known_version:
+            self._graphs.clear()
+            self._known_version = self._version()
         self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
@@ -294,8 +300,7 @@ class CompiledSum:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
         examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
-        compute = self._by_program if self.is_program else self._by_bookkeeping
-        run = compute(examples)
+        run = self._by_bookkeeping(examples) if self._program is None else self._program
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
@@ -327,12 +332,6 @@ class CompiledSum:
         self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
 
-    def _by_program(self, examples: Examples) -> Callable[..., ClippedSum]:
-        """Return the sum by the traced program of one example."""
-        programs = Programs.of(self.model, self.loss_fn, self.views)
-        programs.prepare(examples.batch)
-        return partial(mapped.run, programs=programs)
-
     def _by_bookkeeping(self, examples: Examples) -> Callable[..., ClippedSum]:
         """Return the sum by the book-keeping engine."""
         trace = confirmed_trace(examples, self.clip).trusted()
@@ -357,6 +356,8 @@ def _compiling() -> Iterator[None]:
     """
     try:
         yield
+    except NotCompiled:
+        raise
     except (IncompatibleModel, Unsupported) as error:
         raise NotCompiled(str(error)) from error
     except Exception as error:

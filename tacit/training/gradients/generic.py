@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Operation, Site, Unsupported
-from tacit.training.tree import take_apart
+from tacit.training.tree import is_out_of_memory, take_apart
 
 CASTS = (
     Tensor.to,
@@ -266,19 +267,16 @@ def pull_back_by_autograd(
     """Yield (parameter, its per-example gradients) as `pull_back`, from autograd's own graph."""
     leaves = list(parameters.values())
     with torch.no_grad():
-        rows = gradient.dense().to(tensor.dtype)
-    try:
-        with torch.enable_grad():
-            found = torch.autograd.grad(
-                tensor,
-                leaves,
-                rows,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
-            )
-    except RuntimeError as error:
-        raise Unsupported("a computed weight whose backward vmap cannot map") from error
+        seeds = gradient.dense().to(tensor.dtype)
+    pull = partial(torch.autograd.grad, tensor, leaves, retain_graph=True, allow_unused=True)
+    with torch.enable_grad():
+        try:
+            found = pull(seeds, is_grads_batched=True)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            rows = zip(*map(pull, seeds), strict=True)  # a backward that vmap cannot map
+            found = [None if own[0] is None else torch.stack(own) for own in rows]
     for leaf, of_leaf in zip(leaves, found, strict=True):
         if of_leaf is not None:
             yield leaf, Dense(of_leaf)

@@ -34,8 +34,8 @@ from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
-from tacit.training.program.python_state import PythonState
-from tacit.training.program.replayed_draws import Draws
+from tacit.training.program.python_state import Kept, PythonState
+from tacit.training.program.replayed_draws import LotDraws
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
@@ -86,7 +86,7 @@ class Comparison:
     loss_fn: LossFn
     views: int
     double: nn.Module | None = None
-    draws: Draws = field(default_factory=lambda: Draws(EXAMPLES))
+    draws: LotDraws = field(default_factory=lambda: LotDraws(EXAMPLES))
     rounding: float = 0.0  # relative change of results by one unit in the last place
     unit: float = 0.0  # the same in the precision of the run
     draws_in_python: bool = False
@@ -221,7 +221,7 @@ class Comparison:
             raise self._refusal("gradients", model, lot, draws)
 
     def _require_first_alone(
-        self, model: nn.Module, lot: Batch, draws: Draws, rounding: float
+        self, model: nn.Module, lot: Batch, draws: LotDraws, rounding: float
     ) -> None:
         """Raise `IncompatibleModel` if the first example's loss changes with the other examples.
 
@@ -234,7 +234,9 @@ class Comparison:
         if _differ([before], [after], rounding):
             raise self._refusal("losses", model, lot, draws)
 
-    def _refusal(self, what: str, model: nn.Module, lot: Batch, draws: Draws) -> IncompatibleModel:
+    def _refusal(
+        self, what: str, model: nn.Module, lot: Batch, draws: LotDraws
+    ) -> IncompatibleModel:
         """Return the error that names where a lot first differs from its examples."""
 
         def run(batch: Batch, part: AbstractContextManager[Any]) -> None:
@@ -310,7 +312,7 @@ class Comparison:
         `losses` computes those of the examples; None if they run one by one. Not tried if the
         program draws numbers that cannot be given to its examples.
         """
-        draws, rounding = Draws(examples), max(self.unit, self.rounding, _unit(self.model))
+        draws, rounding = LotDraws(examples), max(self.unit, self.rounding, _unit(self.model))
         if self.rounding > _UNREPEATABLE or not self.draws.is_matched:
             return
         self.rounding = rounding
@@ -336,15 +338,15 @@ class Comparison:
 
     # The loop ------------------------------------------------------------------------------------
 
-    def require_no_memory(self, lot: Batch) -> None:
+    def require_no_memory(self, lot: Batch, *, is_traced: bool) -> None:
         """Raise `IncompatibleModel` if a call of the program keeps something of its record.
 
         A list that is only appended to may stay, unless the next call reads it. Values that do not
-        depend on the record, such as a counter, may change.
+        depend on the record, such as a counter, may change. A program that is traced may keep what
+        it likes, since nothing of a record reaches it, but not for the next call.
         """
         first, second, third = (self._example(lot, number) for number in range(3))
         before = [(label, t, t._version) for label, t in self._state.held()]
-        fresh = self._run(self.model, third, nullcontext())
         self._run(self.model, first, nullcontext())
         after = self._state.now()
         if written := [label for label, t, version in before if t._version != version]:
@@ -353,19 +355,41 @@ class Comparison:
                 "Make it constant, compute it from public data, or use .eval()."
             )
         self._run(self.model, second, nullcontext())
+        kept = self._state.changed(after)
         lists = self._state.only_appended(self._kept)
-        kept = [name for name in self._state.changed(after) if name not in lists]
-        self._state.put_back(after)
-        with randomness(0, with_rows(lot)[0][0].device):
-            later = self._losses(self.model, third).detach()
-        if lists and _differ([later], [fresh.losses], _epsilon(later)):
-            kept += sorted(lists)
+        if is_traced:
+            losses = []
+            for _ in range(2):  # after the second, and after the first
+                with randomness(0, with_rows(lot)[0][0].device):
+                    losses.append(self._losses(self.model, third).detach())
+                self._state.put_back(after)
+            if not _differ(losses[:1], losses[1:], _epsilon(losses[0])):
+                return
+        else:
+            kept = [name for name in kept if name not in lists]
+            kept += self._hidden(first, third, after, lists)
         if kept:
             raise IncompatibleModel(
                 f"a call of loss_fn keeps something of its record in {', '.join(kept)}, which "
                 "would reach the next record. Compute it from the record alone, or append it to a "
                 "list that nothing reads."
             )
+
+    def _hidden(self, first: Batch, third: Batch, after: Kept, lists: set[str]) -> list[str]:
+        """Return where a call leaves something that the next one's losses show."""
+        # Both times, what is left in a place that is not seen is left by this record itself.
+        _, fresh, again = (self._run(self.model, third, nullcontext()).losses for _ in range(3))
+        self._run(self.model, first, nullcontext())
+        hidden = self._run(self.model, third, nullcontext()).losses
+        self._state.put_back(after)
+        with randomness(0, hidden.device):
+            listed = self._losses(self.model, third).detach()
+        unit = _epsilon(again)
+        if _differ([fresh], [again], unit):  # it draws numbers that cannot be repeated
+            return []
+        if _differ([hidden], [again], unit):
+            return ["a place that cannot be named, such as a file"]
+        return sorted(lists) if _differ([listed], [again], unit) else []
 
     def cost_of_loop(self, clip: Clip, lot: Batch) -> float:
         """Return the time of records one by one over that of a plain step, measured."""
@@ -390,7 +414,7 @@ def require_same_alone(
     `call` is `augment` or `collate_fn`, which make batches. Nothing is said if it cannot be
     repeated, or does not take synthetic records.
     """
-    draws = Draws(len(alone))
+    draws = LotDraws(len(alone))
 
     def rows(values: Any, part: AbstractContextManager[Any]) -> list[Tensor]:
         with randomness(0, device), part:
@@ -523,10 +547,10 @@ def _resampled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _within_bounds(lot: Batch) -> AbstractContextManager[Any]:
     """Return a context in which a GPU raises for an index out of bounds, which ends its process."""
-    return _Bounds() if with_rows(lot)[0][0].is_cuda else nullcontext()
+    return _IndexGuard() if with_rows(lot)[0][0].is_cuda else nullcontext()
 
 
-class _Bounds(TorchDispatchMode):
+class _IndexGuard(TorchDispatchMode):
     """Raises `IndexError` where an operator would read or write out of bounds."""
 
     def __torch_dispatch__(

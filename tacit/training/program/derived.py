@@ -34,7 +34,7 @@ class Pull(NamedTuple):
     needed: tuple[fx.Node, ...] = ()
 
 
-class Derived(NamedTuple):
+class DerivedValue(NamedTuple):
     """A `Pull` in terms of names; without sources, autograd pulls the gradients back."""
 
     name: str
@@ -44,6 +44,8 @@ class Derived(NamedTuple):
 
 def pull_of(node: fx.Node, is_shared: Callable[[Any], bool]) -> Pull | None:
     """Return how the gradients of a derived value are pulled back; None if by autograd."""
+    if isinstance(value := _value(node), Tensor) and value.is_complex():
+        return None  # the rules are for real numbers
     rule = _PULLS.get(node.target)
     found = None if rule is None else rule(node, is_shared)
     return _region(node) if found is None else found

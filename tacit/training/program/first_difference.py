@@ -28,7 +28,7 @@ _ROUTERS = "router", "gate", "expert", "balanc", "aux"
 _CAUSES = "a statistic over the batch, a contrastive loss, or a division by the size of the batch"
 
 
-class _Call(NamedTuple):
+class _OperatorCall(NamedTuple):
     """One call of an operator: what it took and gave, and where."""
 
     name: str
@@ -47,7 +47,7 @@ def first_difference(
     """
     lot = _followed(model, whole)
     examples = [_followed(model, run) for run in alone]
-    first: _Call | None = None
+    first: _OperatorCall | None = None
     for call, *others in zip(lot, *examples, strict=False):
         if any(other.name != call.name for other in others):
             return _described(model, first or call)
@@ -61,7 +61,7 @@ def first_difference(
     return _described(model, first) if first else ""
 
 
-def _described(model: nn.Module, call: _Call) -> str:
+def _described(model: nn.Module, call: _OperatorCall) -> str:
     layers = dict(model.named_modules())
     place = "after the model, in loss_fn"
     cause = _CAUSES
@@ -81,9 +81,9 @@ def _described(model: nn.Module, call: _Call) -> str:
     return f"They first differ {place}, at {call.name}{call.line}. The likely cause is {cause}."
 
 
-def _followed(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
+def _followed(model: nn.Module, run: Callable[[], Any]) -> list[_OperatorCall]:
     """Return the calls of operators in a run; those before an error, if it raises one."""
-    found = _Calls()
+    found = _OperatorCalls()
     with ExitStack() as stack:
         for name, layer in model.named_modules():
             enter = layer.register_forward_pre_hook(partial(found.enter, name), prepend=True)
@@ -98,12 +98,12 @@ def _followed(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
     return found.calls
 
 
-class _Calls(TorchFunctionMode):
+class _OperatorCalls(TorchFunctionMode):
     """Notes what the functions of torch take and give."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
+        self.calls: list[_OperatorCall] = []
         self.layers: list[str] = []
 
     def enter(self, name: str, *_: Any) -> None:
@@ -124,7 +124,7 @@ class _Calls(TorchFunctionMode):
         if taken and given:
             name = getattr(func, "__name__", "an operator").strip("_")
             line = line_of(sys._getframe(1))
-            self.calls.append(_Call(name, tuple(self.layers), line, taken, given))
+            self.calls.append(_OperatorCall(name, tuple(self.layers), line, taken, given))
         return result
 
 

@@ -2,7 +2,7 @@
 
 All examples run at once under `torch.func.vmap`. At a site the map is left for a moment, and a
 layer rule of `gradients` computes the operator on the stacked examples. In the backward it collects
-factored per-example gradients on the `Tape`, from which come norms, factors and the clipped sum.
+factored per-example gradients on the `MappedTape`, from which come norms, factors and the clipped sum.
 """
 
 import math
@@ -71,7 +71,7 @@ def run(
         programs.prepare(examples.batch)
         programs.begin_lot()
     program = programs.program_of(examples.batch)
-    tape = Tape(program, examples, clip)
+    tape = MappedTape(program, examples, clip)
     held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
     values = [held[name] for name in program.names]
     tape.begin(dict(zip(program.names, values, strict=True)))
@@ -93,7 +93,7 @@ def run(
     return with_loss(total, examples.noisy_loss, losses, examples.mask)
 
 
-class Tape:
+class MappedTape:
     """What a mapped program calls at sites, and the per-example gradients that it collects."""
 
     def __init__(self, program: OneExample, examples: Examples, clip: Clip) -> None:
@@ -165,9 +165,9 @@ class Tape:
     def _by_rule(
         self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        others = [a for i, a in enumerate(args) if i not in places]
-        if any(isinstance(a, Tensor) and is_mapped(a) for a in others):
-            raise Declined
+        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor)]
+        if any(a.is_complex() or (i not in places and is_mapped(a)) for i, a in tensors):
+            raise Declined  # rules are for real numbers, and examples in their places
         is_joined = rule.joined(*args)
         stacked = {i: self._stacked(args[i]) for i in places if args[i] is not None}
         first = stacked[places[0]]

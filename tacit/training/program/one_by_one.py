@@ -24,7 +24,8 @@ _DIFFERENT = (
     "row for each record, from the data set or collate_fn."
 )
 OTHER_SHAPE = (
-    "a record has another shape or type than the program was traced for. Give "
+    "a record has another shape or type than the program was traced for, or another value that is "
+    "no row of a tensor. If its length differs, give "
     "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to one of "
     "a few public lengths. (Padding to the longest record of a lot would make the gradient of one "
     "record depend on the length of another.)"
@@ -47,11 +48,11 @@ def stacked(examples: Sequence[Batch], rows: int = 1) -> Batch:
     """
     groups: dict[Any, list[list[Tensor]]] = {}
     first = examples[0]
-    tensors, rebuild = with_rows(first)
-    others = None if type(first) is tuple and len(tensors) == len(first) else _values(first)
+    _, rebuild = with_rows(first)
+    others = rest_of(first)
     for example in examples:
         tensors, _ = with_rows(example)
-        if others is not None and _values(example) != others:
+        if rest_of(example) != others:
             raise IncompatibleModel(_DIFFERENT)
         if not tensors or any(t.shape[0] != rows for t in tensors):
             raise ValueError(
@@ -65,6 +66,12 @@ def stacked(examples: Sequence[Batch], rows: int = 1) -> Batch:
         for group in groups.values()
     ]
     return batches[0] if len(batches) == 1 else ByShape(batches)
+
+
+def rest_of(batch: Batch) -> str:
+    """Return everything of a batch that is no row, as text: the program is traced for it."""
+    is_plain = type(batch) is tuple and len(with_rows(batch)[0]) == len(batch)
+    return "" if is_plain else repr(_values(batch))
 
 
 def random_like(record: Any) -> Any:  # Any: a record as the data set gives it

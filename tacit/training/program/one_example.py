@@ -27,8 +27,7 @@ from torch.fx.node import map_arg
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
-from tacit.training.program.derived import Derived, pull_of
-from tacit.training.program.dropout import FUNCTIONS, NAMED, SIMPLER, mask_of_dropout
+from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
@@ -39,6 +38,11 @@ Kind = Literal["shared", "example", "constant"]
 _HELD = (
     "the program uses a tensor that was computed from parameters before it ran, whose gradient "
     "would be lost: compute it inside loss_fn or the model."
+)
+
+_HOOKED = (
+    " has a hook on its gradient (register_hook), which would be left out, or would see gradients "
+    "of one record. Remove it, and change p.grad after private.step(batch, update=False) instead."
 )
 
 
@@ -66,13 +70,16 @@ class OneExample:
         Parameters whose gradients have several parts: several sites, or derived values.
     constants
         Other tensors that it reads, and the version of each when it was traced.
+    trained
+        Those of them whose gradients autograd would compute.
     """
 
     run: Callable[..., Tensor]
     names: tuple[str, ...]
-    derived: tuple[Derived, ...]
+    derived: tuple[DerivedValue, ...]
     joint: frozenset[str]
     constants: tuple[tuple[Tensor, int], ...]
+    trained: tuple[Tensor, ...]
     graph: fx.GraphModule = field(repr=False)
 
 
@@ -82,6 +89,9 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
     Only the shapes and types of its tensors are used.
     """
     torch_internals.require()
+    for name, parameter in model.named_parameters():
+        if torch_internals.is_hooked(parameter):
+            raise IncompatibleModel(f"{name}{_HOOKED}")
     tensors, rebuild = with_rows(batch)
 
     def program(*rows: Tensor) -> Tensor:
@@ -104,6 +114,7 @@ class _Sorted:
         self.rows = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.names: dict[str, fx.Node] = {}
         self.constants: list[tuple[Tensor, int]] = []
+        self.trained: list[Tensor] = []
         self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         with self.graph.inserting_before(self.rows[0]):
             self.tape = self.graph.placeholder("tape")
@@ -149,16 +160,19 @@ class _Sorted:
             pulls,
             frozenset(joint),
             tuple(self.constants),
+            tuple(self.trained),
             self.module,
         )
 
-    def _pulls(self, labels: dict[fx.Node, str], pending: list[fx.Node]) -> tuple[Derived, ...]:
+    def _pulls(
+        self, labels: dict[fx.Node, str], pending: list[fx.Node]
+    ) -> tuple[DerivedValue, ...]:
         """Say how the gradients of derived values are pulled back, in the order of the graph.
 
         `labels` name parameters and derived values. What is needed is noted on the tape.
         """
         order = {node: place for place, node in enumerate(self.graph.nodes)}
-        found: dict[fx.Node, Derived] = {}
+        found: dict[fx.Node, DerivedValue] = {}
         needed: dict[fx.Node, str] = {}
         while pending:
             node = pending.pop()
@@ -167,7 +181,7 @@ class _Sorted:
             pull = pull_of(node, lambda arg: self.kinds.get(arg) == "shared")
             sources, needs = ((), (node,)) if pull is None else pull
             pending += [source for source, _ in sources]
-            found[node] = Derived(
+            found[node] = DerivedValue(
                 labels.setdefault(node, f"%{node.name}"),
                 tuple((labels.setdefault(n, f"%{n.name}"), step) for n, step in sources),
                 tuple(needed.setdefault(n, f"={n.name}") for n in needs),
@@ -187,14 +201,14 @@ class _Sorted:
         """Make parameters and buffers inputs of the graph; keep other tensors as constants."""
         held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         by_id = {id(tensor): name for name, tensor in held.items()}
-        by_memory = {_memory(tensor): name for name, tensor in held.items()}
+        by_memory = {memory_of(tensor): name for name, tensor in held.items()}
         for node in list(self.graph.nodes):
             if node.op != "get_attr":
                 continue
             tensor = getattr(self.module, node.target)
             if not isinstance(tensor, Tensor):
                 raise Untraceable("the program holds a part that is no tensor, such as a branch")
-            name = by_id.get(id(tensor)) or by_memory.get(_memory(tensor))
+            name = by_id.get(id(tensor)) or by_memory.get(memory_of(tensor))
             if name is None:
                 if torch_internals.is_fake(tensor):
                     raise Untraceable(
@@ -204,17 +218,15 @@ class _Sorted:
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
                 continue
-            whole = self._input(name)
-            whole.meta.update(node.meta)
-            if _is_same_part(tensor, held[name]):
-                node.replace_all_uses_with(whole)
-            else:
-                with self.graph.inserting_before(node):
-                    part = self.graph.call_function(
-                        aten.as_strided.default,
-                        (whole, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()),
-                    )
-                node.replace_all_uses_with(part)
+            part = self._input(name)
+            with self.graph.inserting_before(node):
+                if not _is_same_part(tensor, held[name]):
+                    size = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+                    part = self.graph.call_function(aten.as_strided.default, (part, *size))
+                if held[name].requires_grad and not tensor.requires_grad:  # by `.detach()` before
+                    part = self.graph.call_function(aten.detach.default, (part,))
+            part.meta.update(node.meta)
+            node.replace_all_uses_with(part)
             self.graph.erase_node(node)
 
     def _input(self, name: str) -> fx.Node:
@@ -226,7 +238,7 @@ class _Sorted:
     # Random numbers and writes --------------------------------------------------------------------
 
     def _simplify(self) -> None:
-        """Make dropout a product with a mask, so that all that is drawn is a node of its own."""
+        """Replace operators by others that need no rule, and dropout that is off by its input."""
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
@@ -275,9 +287,13 @@ class _Sorted:
         for node in self.graph.nodes:
             if node.target is torch._C._set_grad_enabled:
                 has_gradients = bool(node.args[0])
-            of = {self.kinds[n] for n in node.all_input_nodes}
+            inputs = node.all_input_nodes
+            of = {self.kinds[n] for n in inputs}
             if not has_gradients or node.target is aten.detach.default:
                 of -= {"shared"}
+            else:
+                held = (getattr(self.module, n.target) for n in inputs if n.op == "get_attr")
+                self.trained += [t for t in held if t.requires_grad]
             if node in self.rows or node.target is _spread or is_random(node):
                 kind: Kind = "example"
             elif node in trainable:
@@ -307,9 +323,7 @@ class _Sorted:
             call = _stack
         else:
             return
-        # The code of a graph can name operators of torch only; functions go by their name.
-        target = FUNCTIONS.get(node.target, node.target)
-        args = (self.tape, target, *node.args)
+        args = (self.tape, node.target, *node.args)
         with self.graph.inserting_before(node):
             new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -370,11 +384,13 @@ def _aliased(node: fx.Node) -> fx.Node | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    if node.target is mask_of_dropout:
-        return True
-    if node.target in _SIMPLER:  # what is left of these draws nothing
+    """Return whether an operator draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return True
+    rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return rate != 0
 
 
 def _must_stay(node: fx.Node) -> bool:
@@ -392,7 +408,8 @@ def _written_by(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _memory(tensor: Tensor) -> tuple[int, torch.device]:
+def memory_of(tensor: Tensor) -> tuple[int, torch.device]:
+    """Return what tensors have in common that share memory."""
     try:
         return tensor.untyped_storage().data_ptr() or -id(tensor), tensor.device
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
@@ -408,15 +425,15 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(NAMED.get(target, target), args, kwargs)
+    return tape.meet(target, args, kwargs)
 
 
 def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(NAMED.get(target, target), args, kwargs)
+    return tape.draw(target, args, kwargs)
 
 
 def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(NAMED.get(target, target), args, kwargs)
+    return tape.stack(target, args, kwargs)
 
 
 def _spread(tape: Any, value: Tensor) -> Tensor:
@@ -435,8 +452,16 @@ def _simpler_fill(graph: fx.Graph, target: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(aten.copy_.default, (target, value))
 
 
+def _without_dropout(_: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node | None:
+    return None if train and p else x
+
+
+# What replaces a node; None leaves it as it is.
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
-    **SIMPLER,
     aten.cross_entropy_loss.default: simpler_cross_entropy,
     aten.fill_.Tensor: _simpler_fill,
+    aten.dropout.default: _without_dropout,
+    aten.dropout_.default: _without_dropout,
+    aten.feature_dropout.default: _without_dropout,
+    aten.alpha_dropout.default: _without_dropout,
 }

@@ -13,22 +13,19 @@ put back in any case.
 import time
 import warnings
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.program import torch_internals
-from tacit.training.program.one_by_one import OTHER_SHAPE
-from tacit.training.program.one_example import OneExample, Untraceable, traced
-from tacit.training.program.python_state import Kept, Leftover, PythonState
+from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
+from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
+from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
-from tacit.training.tree import Batch, LossFn, map_rows, map_tensors, with_rows
+from tacit.training.tree import Batch, LossFn, map_rows, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
-_REGISTER = "Register it as a buffer of the model (register_buffer): buffers are read at each step."
 _DIFFER = "Two traces of the program of one example"
 _BY_ROW = (
     "it draws numbers in Python for each row of a batch, and one trace would give all examples the "
@@ -68,10 +65,10 @@ class Programs:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self.moving, self.traces = "", 0
         self.changed: list[str] = []
-        self._private = {_memory_of(tensor) for tensor in private}
+        self._private = {memory_of(tensor) for tensor in private}
         self._shapes: dict[Any, Batch] = {}  # an example of zeros, by shapes
         self._programs: dict[Any, OneExample] = {}
-        self._state, self._kept = self._now()  # when the programs were traced
+        self._look()
         self._constants: dict[int, tuple[Tensor, int]] = {}  # with the version of each
         self._read: list[tuple[Tensor, int]] = []  # tensors whose values Python took
         self._draws = self._has_warned = False
@@ -97,8 +94,10 @@ class Programs:
         key = self._key(batch)
         if key not in self._shapes:
             one = map_rows(lambda t: torch.zeros_like(t[: self.views]), batch)
-            self._keep(key, self._examined(one))
+            if not self._shapes:
+                self._examine(key, one)
             self._shapes[key] = one
+            self.program_of(batch)
 
     def begin_lot(self) -> None:
         """Trace again if the program is moving, or if a Python value that it reads has changed.
@@ -108,45 +107,47 @@ class Programs:
         """
         before, self.changed = self.changed, [] if self.moving else self._changed()
         self._require_unchanged_constants()
-        if not (self.moving or self.changed):
+        if not (self._shapes and (self.moving or self.changed)):
             return
         self.traces += 1
         self._programs.clear()
         self._read.clear()
-        self._state, self._kept = self._now()
         key, one = next(iter(self._shapes.items()))
-        if not self.moving:
-            self._keep(key, self._examined(one))
+        if self.changed:
+            self._examine(key, one)
             if before:  # a single change, such as of the mode, costs little
-                names = _listed(self.changed)
-                self._warn(f"{names} changed, which the program of one example reads")
+                self._warn(
+                    f"{_listed(self.changed)} changed, which the program of one example reads"
+                )
         if self.moving:
-            self._keep(key, self._trace(one, self._state, self._kept)[0])
+            self._look()
+            self._programs[key, _precision()] = self._trace(one)
 
     def program_of(self, batch: Batch) -> OneExample:
         """Return the program of examples with the shapes in `batch`."""
         key = self._key(batch)
         if key not in self._shapes:
             raise Untraceable(OTHER_SHAPE)
-        if key not in self._programs:  # since the lot began, whose first trace has written
+        if (key, _precision()) not in self._programs:  # the lot's first trace has written
             now = self._state.now()
             self._state.put_back(self._kept)
             try:
-                self._keep(key, self._trace(self._shapes[key], self._state, self._kept)[0])
+                self._programs[key, _precision()] = self._trace(self._shapes[key])
             finally:
                 self._state.put_back(now)
-        return self._programs[key]
+        return self._programs[key, _precision()]
 
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        return shapes, torch.is_autocast_enabled("cpu")
+        return shapes, rest_of(batch)
 
     # Python values --------------------------------------------------------------------------------
 
-    def _now(self) -> tuple[PythonState, Kept]:
-        state = PythonState(self.loss_fn, self.model)
-        return state, state.now()
+    def _look(self) -> None:
+        """Note the Python values from which the program is traced."""
+        self._state = PythonState(self.loss_fn, self.model)
+        self._kept = self._state.now()
 
     def _changed(self) -> list[str]:
         """Return the names of the Python values that have changed, if any has."""
@@ -171,37 +172,30 @@ class Programs:
 
     # Traces ---------------------------------------------------------------------------------------
 
-    def _examined(self, one: Batch) -> OneExample:
-        """Return the program of an example; note whether it moves. All that it wrote is undone."""
-        is_first = not self._shapes
-        state, before = self._now()
+    def _examine(self, key: Any, one: Batch) -> None:
+        """Trace the program until it is known whether it moves; undo all that it writes."""
+        self._look()
+        state, start = self._state, self._kept
         try:
-            program, left = self._trace(one, state, before)
-            reason = ""
-            if is_first or state.changed(before) or state.drawn(before):
-                reason = self._why_moving(one, program)
-            state.put_back(before)
-            if left:
-                self._require_no_memory(one, state, left)
+            self._programs[key, _precision()] = self._trace(one)
+            self.moving = self._why_moving(one, self._programs[key, _precision()])
         finally:
-            state.put_back(before)
-        if is_first:
-            self._state, self._kept = state, before
-        if reason and not self.moving:
-            self.moving = reason
-            self._warn(reason)
-        return program
+            state.put_back(start)
+            self._state, self._kept = state, start
+        if self.moving:
+            self._warn(self.moving)
 
     def _why_moving(self, one: Batch, first: OneExample) -> str:
         """Return why further traces, from the states that the former ones left, differ; or ""."""
         difference = ""
         for _ in range(2):  # what is built at the first call, such as compiled parts, is no change
-            state, before = self._now()
-            program, _ = self._trace(one, state, before)
+            self._look()
+            state, before = self._state, self._kept
+            program = self._trace(one)
             if names := state.drawn(before):
                 ends = state.now()
                 state.put_back(before)
-                self._trace(map_rows(lambda t: torch.cat([t, t]), one), state, before, examples=2)
+                self._trace(map_rows(lambda t: torch.cat([t, t]), one), examples=2)
                 if state.drawn(ends):
                     raise Untraceable(_BY_ROW)
                 return f"The program of one example draws from the generator {_listed(names)}"
@@ -213,45 +207,26 @@ class Programs:
             first = program
         return f"{_DIFFER} differ in {difference}"
 
-    def _require_no_memory(self, one: Batch, state: PythonState, left: list[Leftover]) -> None:
-        """Raise if a call reads and replaces what the call before it computed."""
-        made: dict[int, str] = {}
-
-        def synthetic(label: str, tensor: Tensor) -> Tensor:
-            if torch_internals.is_fake(tensor):
-                tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-                made[id(tensor)] = label
-            return tensor
-
-        for label, write, value in left:
-            write(map_tensors(partial(synthetic, label), value))
-        program, again = self._trace(one, state, state.now())
-        read = {made.get(id(tensor)) for tensor in self._inputs(program)}
-        if names := read & {label for label, _, _ in again}:
-            raise IncompatibleModel(
-                f"A call of loss_fn reads {_listed(sorted(map(str, names)))}, as the call before "
-                "left it: records of one lot would reach the next one. Compute it from the "
-                "batch alone."
-            )
-
-    def _trace(
-        self, one: Batch, state: PythonState, before: Kept, *, examples: int = 1
-    ) -> tuple[OneExample, list[Leftover]]:
-        """Return the program of an example, and what it stored of tensors, which is put back."""
-        draws, program = self._draws, None
+    def _trace(self, one: Batch, examples: int = 1) -> OneExample:
+        """Return the program of an example; what it stores of tensors is put back."""
         try:
-            program = self._traced(one, examples, draws=draws)
+            program = self._traced(one, examples)
         except Untraceable as error:
-            state.put_back(before)
-            if draws or ASKED not in error.reason:
+            self._state.put_back(self._kept)
+            if self._draws or ASKED not in error.reason:
                 raise
-        if program is None:  # perhaps a random number in a condition, which is drawn for real then
-            program = self._traced(one, examples, draws=True)
-            self._draws = True
-        return program, state.clean(before)
+            self._draws = True  # perhaps a random number in a condition is drawn for real then
+            try:
+                program = self._traced(one, examples)
+            except Untraceable:
+                self._state.put_back(self._kept)
+                raise error from None
+        self._state.clean(self._kept)
+        self._hold(program)
+        return program
 
-    def _traced(self, one: Batch, examples: int, *, draws: bool) -> OneExample:
-        values = TensorValues(self._state.tensors, draws=draws)
+    def _traced(self, one: Batch, examples: int) -> OneExample:
+        values = TensorValues(draws=self._draws)
         began = time.perf_counter()
 
         def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -264,17 +239,18 @@ class Programs:
 
     # Tensors from outside -------------------------------------------------------------------------
 
-    def _keep(self, key: Any, program: OneExample) -> None:
-        """Keep a program; check and hold the tensors that it uses besides its batch."""
-        for tensor in self._inputs(program):
-            device, start, end = _memory_of(tensor)
-            if any(device == d and start < e and s < end for d, s, e in self._private):
+    def _hold(self, program: OneExample) -> None:
+        """Check and hold fixed the tensors that a program uses besides its batch."""
+        buffers = dict(self.model.named_buffers())
+        held = [buffers[name] for name in program.names if name in buffers]
+        for tensor in (*held, *(tensor for tensor, _ in program.constants)):
+            if memory_of(tensor) in self._private:
                 raise IncompatibleModel(
                     f"The program uses {self._name(tensor)}, which holds memory of the data set: "
                     "all examples would see these records. Take values from the batch alone."
                 )
         for tensor, version in program.constants:
-            if tensor.requires_grad:
+            if any(tensor is own for own in program.trained):
                 raise IncompatibleModel(
                     f"The program uses {self._name(tensor)}, which is trained but is no parameter "
                     "of the model, so its gradient would not be clipped. Make it a parameter of "
@@ -282,20 +258,14 @@ class Programs:
                 )
             if id(tensor) in self._state.tensors:  # else Python made it in the trace
                 self._constants.setdefault(id(tensor), (tensor, version))
-        self._programs[key] = program
-
-    def _inputs(self, program: OneExample) -> list[Tensor]:
-        """Return the tensors besides parameters that a program takes from outside."""
-        buffers = dict(self.model.named_buffers())
-        held = [buffers[name] for name in program.names if name in buffers]
-        return [*held, *(tensor for tensor, _ in program.constants)]
 
     def _require_unchanged_constants(self) -> None:
         for tensor, version in self._constants.values():
             if tensor._version != version:
                 raise IncompatibleModel(
                     f"{self._name(tensor)} was changed after training was set up, but a tensor "
-                    f"that the program uses from outside is held fixed. {_REGISTER}"
+                    "that the program uses from outside is held fixed. Register it as a buffer of "
+                    "the model (register_buffer): buffers are read at each step."
                 )
 
     def _name(self, tensor: Tensor) -> str:
@@ -304,19 +274,13 @@ class Programs:
 
 def _difference(first: OneExample, second: OneExample) -> str:
     """Return where two graphs differ, in text; "" if they are the same."""
-    one, other = list(first.graph.graph.nodes), list(second.graph.graph.nodes)
-    for a, b in zip(one, other, strict=False):
-        if a.op == b.op == "get_attr":
-            u, v = getattr(first.graph, a.target), getattr(second.graph, b.target)
-            if u is not v and not (u.shape == v.shape and torch.equal(u, v)):
-                return f"the tensor {a.name}"
-        elif (a.op, a.target) != (b.op, b.target):
-            return f"an operator: {a.name} and {b.name}"
-        elif repr((a.args, a.kwargs)) != repr((b.args, b.kwargs)):
-            return f"the arguments of {a.name}"
-    if first.names != second.names:
-        return "the parameters that they use"
-    return "" if len(one) == len(other) else "their length"
+    lines = [program.graph.code.splitlines() for program in (first, second)]
+    if lines[0] != lines[1]:
+        different = (b.strip() for a, b in zip(*lines, strict=False) if a != b)
+        return f"`{next(different, 'their length')}`"
+    pairs = zip(first.constants, second.constants, strict=True)
+    is_same = all(a is b or torch.equal(a, b) for (a, _), (b, _) in pairs)
+    return "" if is_same and first.names == second.names else "the tensors that they use"
 
 
 def _listed(names: list[str]) -> str:
@@ -324,11 +288,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _memory_of(tensor: Tensor) -> tuple[str, int, int]:
-    """Return the device and the addresses of the memory that a tensor is a part of."""
-    try:
-        storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        return str(tensor.device), start, start + storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
-        return str(tensor.device), 0, 0
+def _precision() -> tuple[bool, torch.dtype]:
+    """Return the autocast in which a step runs: traces and steps may be in different ones."""
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")

@@ -11,7 +11,7 @@ Not seen, so that a change of it is not noticed, and a write of a trace is not p
 - clocks, unless two traces at set-up already differ by them;
 - globals and caches of installed libraries;
 - the places of iterators and generators, again unless two traces differ;
-- state in C++, and attributes of objects that are named only by text which is computed.
+- state in C++, `__slots__`, and attributes that are named only by text which is computed.
 """
 
 import functools
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.training.program import torch_internals
-from tacit.training.program.tensor_values import Placeholder
+from tacit.training.program.tensor_values import is_placeholder
 from tacit.training.program_state import GENERATORS, LIBRARIES, is_own_module
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -44,7 +44,7 @@ Kept = list[Any]
 """What stood in each place of a `PythonState`."""
 
 
-class _Place(NamedTuple):
+class _ValuePlace(NamedTuple):
     """Somewhere that a value stands: how to read it, and how to put another one there."""
 
     label: str  # ends with a dot before attributes
@@ -53,19 +53,16 @@ class _Place(NamedTuple):
     is_object: bool = False  # whether it holds the attributes of an object that is no module
 
 
-class Leftover(NamedTuple):
-    """A value of a trace that was put back: where it stood, how to put it there again, and it."""
-
-    label: str
-    write: Callable[[Any], object]
-    value: Any
-
-
 class PythonState:
     """The Python values that `loss_fn` and the model refer to, with the generators of numbers.
 
     Of objects other than modules only those attributes are followed and compared that code of the
     program names, so that a training loop's own counters beside `loss_fn` are no part of it.
+
+    Attributes
+    ----------
+    tensors
+        Names of the tensors that were found, by their id.
 
     Examples
     --------
@@ -83,27 +80,34 @@ class PythonState:
     """
 
     def __init__(self, loss_fn: Any, model: nn.Module) -> None:  # Any: whatever can be called
-        self.tensors: dict[int, str] = {}  # names of tensors that were found, by id
+        self.tensors: dict[int, str] = {}
         self._live: list[Any] = []  # containers, and dicts of attributes
-        self._boxes: list[_Place] = []  # of these
-        self._values: list[_Place] = []
-        self._unread: list[_Place] = []  # caches of functions
-        self._generators: list[_Place] = []
+        self._boxes: list[_ValuePlace] = []  # of these
+        self._values: list[_ValuePlace] = []
+        self._generators: list[_ValuePlace] = []
+        self._caches: list[Any] = []  # functions with a cache
         self._names: set[str] = set()
         self._waiting: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
         self._seen: dict[int, Any] = {}  # holds the objects, so that their ids stay theirs
         self._queue = deque([("loss_fn", loss_fn), ("model", model), *_global_generators()])
         parameters = dict(model.named_parameters())
-        self._values.append(
-            _Place(
+        self._values += [
+            _ValuePlace(
                 "requires_grad of ",
                 lambda: {name: p.requires_grad for name, p in parameters.items()},
                 lambda old: [p.requires_grad_(old[name]) for name, p in parameters.items()],
-            )
-        )
+            ),
+            _ValuePlace(
+                "type or hooks of ",
+                lambda: {
+                    name: (p.dtype, torch_internals.is_hooked(p)) for name, p in parameters.items()
+                },
+                lambda _: None,
+            ),
+        ]
         while self._queue:
             self._visit(*self._queue.popleft())
-        self._places = [*self._boxes, *self._values, *self._unread, *self._generators]
+        self._places = [*self._boxes, *self._values, *self._generators]
 
     def now(self) -> Kept:
         """Return what stands in each place."""
@@ -120,14 +124,11 @@ class PythonState:
 
     def changed(self, kept: Kept) -> list[str]:
         """Return the names of values that have changed, of those that the program reads."""
-        found: list[str] = []
-        for place, now, old in self._differing(kept):
-            if isinstance(now, dict):
-                keys = [k for k in old | now if not _is_same_item(now, old, k)]
-                named = [k for k in keys if not place.is_object or k in self._names]
-                found += [_item(place.label, key) for key in named]
-            else:
-                found.append(place.label)
+        found = [
+            _item(place.label, key)
+            for place, key, _, _ in self._differing(kept)
+            if not place.is_object or key in self._names
+        ]
         return list(dict.fromkeys(found))
 
     def held(self) -> list[tuple[str, Tensor]]:
@@ -155,45 +156,40 @@ class PythonState:
             if not _is_same(place.read(), old):
                 place.write(old)
 
-    def clean(self, kept: Kept) -> list[Leftover]:
-        """Put back what now holds a tensor or a number of a trace; return where it stood."""
-        found: list[Leftover] = []
-        for place, now, old in self._differing(kept):
-            if isinstance(now, dict):
-                new = [k for k in now if not _is_same_item(now, old, k) and self._is_traced(now[k])]
-                for key in new:
-                    write = functools.partial(_write_item, place, key)
-                    found.append(Leftover(_item(place.label, key), write, now[key]))
-                    write(old.get(key, _MISSING))
-            elif self._is_traced(now):
-                found.append(Leftover(place.label, place.write, now))
-                items = now if isinstance(now, list | deque) else []
-                rest = [item for item in items if not self._is_traced(item)]
-                place.write(rest if items and len(rest) >= len(old) else old)  # what was appended
-        misses = kept[len(self._boxes) + len(self._values) :]
-        for place, old in zip(self._unread, misses, strict=False):
+    def clean(self, kept: Kept) -> None:
+        """Put back what now holds a tensor or a number of a trace, and empty caches."""
+        for place, key, now, old in list(self._differing(kept)):
+            if not self._is_traced(now):
+                continue
+            if isinstance(before := place.read(), dict):
+                others = {k: v for k, v in before.items() if k is not key}
+                old = others if old is _MISSING else others | {key: old}
             place.write(old)
-        return found
+        for function in self._caches:
+            function.cache_clear()
 
-    def _differing(self, kept: Kept) -> Iterator[tuple[_Place, Any, Any]]:
+    def _differing(self, kept: Kept) -> Iterator[tuple[_ValuePlace, Any, Any, Any]]:
+        """Yield each place that differs, with its key in a dict, what is there and what was."""
         for place, old in zip([*self._boxes, *self._values], kept, strict=False):
-            if not _is_same(now := place.read(), old):
-                yield place, now, old
+            now = place.read()
+            if not isinstance(now, dict) and not _is_same(now, old):
+                yield place, None, now, old
+            for key in now | old if isinstance(now, dict) and not _is_same(now, old) else ():
+                pair = now.get(key, _MISSING), old.get(key, _MISSING)
+                if not _is_same(*pair):
+                    yield place, key, *pair
 
     def _is_traced(self, value: Any) -> bool:
         """Return whether a new value holds a tensor without values, or a number of one."""
-        pending, seen = [value], set[int]()
+        pending, seen = [value], set(self._seen)
         while pending:
             value = pending.pop()
-            if torch_internals.is_fake(value) or isinstance(value, Placeholder) or _is_nan(value):
+            if torch_internals.is_fake(value) or is_placeholder(value):
                 return True
-            if id(value) in seen or id(value) in self._seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, types.FunctionType):
-                pending += [value.__closure__, value.__defaults__, value.__dict__]
-            elif not isinstance(value, type | types.ModuleType):
-                pending += gc.get_referents(value)
+            if id(value) not in seen and not isinstance(value, type | types.ModuleType):
+                seen.add(id(value))
+                is_function = isinstance(value, types.FunctionType)  # which refers to its globals
+                pending += gc.get_referents(value.__closure__ if is_function else value)
         return False
 
     # Finding --------------------------------------------------------------------------------------
@@ -225,18 +221,12 @@ class PythonState:
             fill(old)
 
         self._live.append(live)
-        self._boxes.append(_Place(label, functools.partial(kind, live), write, is_object))
+        self._boxes.append(_ValuePlace(label, functools.partial(kind, live), write, is_object))
 
-    def _slot(self, label: str, owner: Any, name: str) -> None:
-        """Compare a global or an attribute, and follow what stands there."""
-        held: Any = vars(owner) if isinstance(owner, type) else owner
-        if isinstance(held, dict | types.MappingProxyType):
-            read = functools.partial(held.get, name, _MISSING)
-        else:
-            read = functools.partial(getattr, held, name, _MISSING)
-        setter = type.__setattr__ if isinstance(owner, type) else object.__setattr__
-        write = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setter, owner)
-        self._values.append(_Place(label, read, functools.partial(write, name)))
+    def _slot(self, label: str, names: Any, name: str, write: Callable[..., object]) -> None:
+        """Compare a global or an attribute of a class, and follow what stands there."""
+        read = functools.partial(names.get, name, _MISSING)
+        self._values.append(_ValuePlace(label, read, functools.partial(write, name)))
         self._later(label, read())
 
     def _dict(self, label: str, value: dict[Any, Any]) -> None:
@@ -256,28 +246,22 @@ class PythonState:
             value[...] = np.frombuffer(old, value.dtype).reshape(value.shape)
 
         if value.nbytes <= _LARGE and value.flags.writeable and not value.dtype.hasobject:
-            self._values.append(_Place(label, value.tobytes, write))
-
-    def _tensor(self, label: str, value: Tensor) -> None:
-        self.tensors[id(value)] = label
+            self._values.append(_ValuePlace(label, value.tobytes, write))
 
     def _generator(self, label: str, value: Any) -> None:
         if isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            place = _Place(label, lambda: bits.state, functools.partial(setattr, bits, "state"))
+            place = _ValuePlace(
+                label, lambda: bits.state, functools.partial(setattr, bits, "state")
+            )
         elif isinstance(value, random.Random):
-            place = _Place(label, value.getstate, value.setstate)
+            place = _ValuePlace(label, value.getstate, value.setstate)
         else:
-            place = _Place(label, value.get_state, value.set_state)
+            place = _ValuePlace(label, value.get_state, value.set_state)
         self._generators.append(place)
 
     def _cache(self, label: str, value: Any) -> None:
-        def misses() -> int:
-            return value.cache_info().misses
-
-        self._unread.append(
-            _Place(label, misses, lambda old: misses() == old or value.cache_clear())
-        )
+        self._caches.append(value)
         self._later(label, value.__wrapped__)
 
     def _module(self, label: str, value: nn.Module) -> None:
@@ -285,60 +269,65 @@ class PythonState:
         for name, content in vars(value).items():
             own = "" if name in ("_parameters", "_buffers", "_modules") else name
             self._later(f"{label}.{own}", content)
-        self._later(type(value).__name__, type(value))
+        self._later(label, type(value))
 
     def _object(self, label: str, value: Any) -> None:
-        if isinstance(value, _NOT_READ) or type(value).__module__.startswith("tacit."):
-            return
-        self._later(type(value).__name__, type(value))
         held = getattr(value, "__dict__", None)
-        if isinstance(held, dict):
-            self._box(f"{label}.", held, is_object=True)
-            for name, content in held.items():
-                self._when_named(name, self._later, f"{label}.{name}", content)
-        for name, member in (item for kind in type(value).__mro__ for item in vars(kind).items()):
-            if isinstance(member, types.MemberDescriptorType):  # of `__slots__`
-                self._when_named(name, self._slot, f"{label}.{name}", value, name)
+        if isinstance(value, _NOT_READ) or not isinstance(held, dict):
+            return
+        self._box(f"{label}.", held, is_object=True)
+        for name, content in held.items():
+            self._when_named(name, self._later, f"{label}.{name}", content)
+        self._later(label, type(value))
 
-    def _class(self, label: str, value: type) -> None:
-        module = sys.modules.get(value.__module__)
+    def _class(self, _: str, value: type) -> None:
+        label, module = value.__name__, sys.modules.get(value.__module__)
         is_own = value.__module__ == "__main__" or is_own_module(module)
         if not (is_own or issubclass(value, nn.Module)) or value is nn.Module:
             return
+        write = functools.partial(type.__setattr__, value)
         for name, content in list(vars(value).items()):
             function = getattr(content, "fget", None) or getattr(content, "__func__", content)
             if isinstance(function, types.FunctionType):
                 self._names |= {name} & _ALWAYS_RUN
                 self._when_named(name, self._later, f"{label}.{name}", function)
             elif is_own and not name.startswith("__"):
-                self._when_named(name, self._slot, f"{label}.{name}", value, name)
-        self._queue += ((base.__name__, base) for base in value.__bases__)
+                held = vars(value)
+                self._when_named(name, self._slot, f"{label}.{name}", held, name, write)
+        self._tuple(label, value.__bases__)
 
     def _python_module(self, label: str, value: types.ModuleType) -> None:
-        for name in vars(value) if is_own_module(value) else ():
-            self._when_named(name, self._slot, f"{label}.{name}", vars(value), name)
+        held = vars(value)
+        for name in held if is_own_module(value) else ():
+            write = held.__setitem__
+            self._when_named(name, self._slot, f"{label}.{name}", held, name, write)
 
     def _function(self, label: str, value: types.FunctionType) -> None:
-        code, name = value.__code__, value.__name__
+        code, held = value.__code__, value.__globals__
         names = set(_names_in(code))
         for action in [a for new in names - self._names for a in self._waiting.pop(new, ())]:
             action()
         self._names |= names
         for free, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             with suppress(ValueError):  # not filled yet
-                cell.cell_contents  # noqa: B018  # raises
-                self._slot(f"{free} of {name}", cell, "cell_contents")
+                self._cell(f"{free} of {value.__name__}", cell, cell.cell_contents)
         if not code.co_filename.startswith(_FOREIGN):
-            for word in names & value.__globals__.keys():
-                self._slot(f"global {word}", value.__globals__, word)
+            for name in names & held.keys():
+                self._slot(f"global {name}", held, name, held.__setitem__)
             self._later(label, vars(value))
         self._tuple(label, (value.__defaults__, value.__kwdefaults__))
+
+    def _cell(self, label: str, cell: types.CellType, content: Any) -> None:
+        read = functools.partial(getattr, cell, "cell_contents")
+        write = functools.partial(setattr, cell, "cell_contents")
+        self._values.append(_ValuePlace(label, read, write))
+        self._later(label, content)
 
 
 # By kind, the first that fits.
 _KINDS: list[tuple[Any, Callable[..., None]]] = [
     (nn.Module, PythonState._module),
-    (Tensor, PythonState._tensor),
+    (Tensor, lambda s, name, v: s.tensors.update({id(v): name})),
     (np.ndarray, PythonState._array),
     (dict, PythonState._dict),
     ((list, deque, set), PythonState._list),
@@ -373,14 +362,11 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _item(label: str, key: Any) -> str:
+    if key is None:  # no dict
+        return label
     if label.endswith((".", " ")):
         return f"{label}{key}"
     return f"{label}[{key!r}]" if isinstance(key, int | str) else f"{label}[...]"
-
-
-def _write_item(place: _Place, key: Any, value: Any) -> None:
-    items = {k: v for k, v in place.read().items() if k is not key}
-    place.write(items if value is _MISSING else items | {key: value})
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -388,14 +374,6 @@ def _is_same(a: Any, b: Any) -> bool:
         return a is b or bool(a == b)
     except Exception:  # tensors, or a number of a trace, which may not be compared
         return False
-
-
-def _is_same_item(a: dict[Any, Any], b: dict[Any, Any], key: Any) -> bool:
-    return key in a and key in b and _is_same(a[key], b[key])
-
-
-def _is_nan(value: Any) -> bool:
-    return type(value) is float and value != value  # what C functions make of a number of a trace
 
 
 def _comparable(state: Any) -> Any:

@@ -19,7 +19,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-class Draws:
+class LotDraws:
     """The random numbers of a lot of `examples` examples, in the order in which they are drawn.
 
     `is_matched` becomes False if an example draws other numbers than its part of the lot.
@@ -70,7 +70,7 @@ class Draws:
 class _Replay(TorchDispatchMode):
     """Replaces what is drawn, in the order of the draws."""
 
-    def __init__(self, draws: Draws, which: Any) -> None:
+    def __init__(self, draws: LotDraws, which: Any) -> None:
         super().__init__()
         self.draws, self.which = draws, which
         self.place = self.repeated = 0

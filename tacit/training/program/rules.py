@@ -113,11 +113,11 @@ def _mul(site: Site, x: Tensor, other: Any) -> Tensor:
     shape = torch.broadcast_shapes(x.shape[1:], scale.shape)
     if shape != x.shape[1:]:
         raise Declined
-    return _Scale(site, scale).apply(x, scale)
+    return _ScaledBy(site, scale).apply(x, scale)
 
 
 @dataclass
-class _Scale(Operation):
+class _ScaledBy(Operation):
     """The product of examples x and a shared scale."""
 
     scale: Tensor
@@ -201,6 +201,7 @@ def _embedding_bag(
     """Compute bags of table rows: sums (mode 0), means (1) or largest values (2)."""
     if scale_grad_by_freq:
         raise Declined
+    weights = tape.copy(weights) if tape.is_shared(weights) else weights
     rows = tape.meet(aten.embedding.default, (table, ids), {})  # (entries, width)
     if weights is not None:
         rows = tape.meet(aten.mul.Tensor, (rows, weights.unsqueeze(1)), {})

@@ -68,7 +68,7 @@ def _convolution(target: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: A
 
 def _cross_entropy(target: Any, x: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Compute the losses of all rows; an example may have a batch of its own or not."""
-    if labels.dim() == 1:
+    if x.dim() == 2:
         return target(x, labels, *args, **kwargs)
     found = target(x.flatten(0, 1), labels.flatten(0, 1), *args, **kwargs)
     return found.unflatten(0, x.shape[:2])

@@ -105,8 +105,8 @@ def start(
             engine = _TracedEngine(programs)
             if not reason and check and programs.can_be_repeated:
                 reason = comparison.why_not_the_program(engine, clip, lot, bounded=bounded)
-            if reason:
-                comparison.require_no_memory(lot)
+            if reason or (check and programs.can_be_repeated):
+                comparison.require_no_memory(lot, is_traced=not reason)
             needed = 1 if reason else max(_bytes_of(programs.program_of(b)) for b in zeros)
             rows = min(usual, starting_limit(needed, device, largest_lot=_MOST))
             if check and rows > EXAMPLES:
@@ -157,8 +157,8 @@ class _TracedEngine(NamedTuple):
         """Return the losses of examples, without their gradients."""
         self.programs.begin_lot()
         try:
-            mapped.run(examples, clip, programs=self.programs, seeded=_Seen.stop)
-        except _Seen as seen:
+            mapped.run(examples, clip, programs=self.programs, seeded=_FirstRecordRead.stop)
+        except _FirstRecordRead as seen:
             return seen.losses
         raise AssertionError("a lot has losses")
 
@@ -167,7 +167,7 @@ class _TracedEngine(NamedTuple):
         return mapped.run(examples, clip, programs=self.programs)
 
 
-class _Seen(Exception):
+class _FirstRecordRead(Exception):
     """Raised where the backward pass would begin, with the losses of the examples."""
 
     def __init__(self, losses: Tensor) -> None:

@@ -19,15 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import TacitError
 from tacit.training.program import torch_internals
-from tacit.training.program.constant_values import constant_value
 from tacit.training.program.one_example import Untraceable
 from tacit.training.tree import Batch, LossFn
 
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _VALUES |= {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
 _DRAWS: set[Any] = {torch.rand, torch.randn, torch.randint}
 _LIBRARIES = (str(Path(torch.__path__[0])), str(Path(__file__).parents[2]))
-_WRITES = {"__setitem__", *(f"__i{n}__" for n in ("add", "sub", "mul", "truediv", "and", "or"))}
 ASKED = "it needs the value of a tensor, as in a condition, in float() or by .item()"
 
 
@@ -58,13 +57,16 @@ for _names, _body in (
         setattr(Placeholder, f"__{_name}__", _body)
 
 
+def is_placeholder(value: Any) -> bool:  # Any: whatever a program holds
+    """Return whether a value is a placeholder, or what a function in C made of one."""
+    return isinstance(value, float) and math.isnan(value)
+
+
 class TensorValues(TorchFunctionMode):
     """Watches what a program that is traced does with the values of tensors.
 
     Parameters
     ----------
-    names
-        Names of tensors from outside, by their id.
     draws
         Whether single random numbers are drawn for real, for programs that branch on them.
 
@@ -74,26 +76,21 @@ class TensorValues(TorchFunctionMode):
         Tensors from outside whose values the program took, each with its version.
     """
 
-    def __init__(self, names: dict[int, str], *, draws: bool) -> None:
+    def __init__(self, *, draws: bool) -> None:
         super().__init__()
-        self.names, self.draws = names, draws
+        self.draws = draws
         self.read: list[tuple[Tensor, int]] = []
         self._is_given = False
 
     def losses(self, loss_fn: LossFn, model: nn.Module, batch: Batch) -> Tensor:
-        """Return `loss_fn(model, batch)`; raise `Untraceable` if it cannot be traced.
-
-        Errors that are raised outside of torch are the program's own, and left as they are.
-        """
+        """Return `loss_fn(model, batch)`; raise `Untraceable`, with the line, if it fails."""
         try:
             with self:
                 return loss_fn(model, batch)
         except Exception as error:
-            frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
-            is_own = not (self._is_given or frame.f_code.co_filename.startswith(_LIBRARIES))
-            if not isinstance(error, Untraceable) and (is_own or isinstance(error, TacitError)):
+            if isinstance(error, TacitError) and not isinstance(error, Untraceable):
                 raise
-            raise Untraceable(self._what(error) + where(error)) from error
+            raise Untraceable(_what(error) + where(error)) from error
 
     def __torch_function__(
         self,
@@ -104,30 +101,21 @@ class TensorValues(TorchFunctionMode):
     ) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
+        if func == _DATA:
+            func = Tensor.detach
         if self._is_given and _has_placeholder((*args, *kwargs.values())):
-            raise Untraceable(f"{ASKED}, in {_name_of(func)}")
-        is_outside = (
-            bool(args) and isinstance(args[0], Tensor) and not torch_internals.is_fake(args[0])
-        )
-        if is_outside and func in _VALUES:
+            raise Untraceable(f"{ASKED}, in {func.__name__}")
+        if func in _VALUES and not torch_internals.is_fake(args[0]):
             self.read.append((args[0], args[0]._version))
-        elif func in _VALUES and (known := constant_value(args[0])) is not None:
-            self.read += [(tensor, tensor._version) for tensor in known[1]]
-            with torch_internals.untraced():
-                return func(known[0], *args[1:], **kwargs)
-        if is_outside and _writes(_name_of(func)):
-            name = self.names.get(id(args[0]), "a tensor")
-            raise Untraceable(f"the program writes into {name}, which all examples share")
         found = func(*args, **kwargs)
         if func in (Tensor.item, Tensor.tolist):
             return self._placeholders(found)
-        if isinstance(found, Tensor):
-            if any(type(size) is not int for size in found.shape):
-                raise Untraceable(f"the shape that {_name_of(func)} gives depends on values")
-            if self.draws and func in _DRAWS and found.numel() == 1:
-                with torch_internals.untraced():
-                    number = func(*args, **kwargs).tolist()
-                return torch.tensor(number, dtype=found.dtype, device=found.device)
+        if isinstance(found, Tensor) and any(type(size) is not int for size in found.shape):
+            raise Untraceable(f"the shape that {func.__name__} gives depends on values")
+        if self.draws and func in _DRAWS and found.numel() == 1:
+            with torch_internals.untraced():
+                number = func(*args, **kwargs).tolist()
+            return torch.tensor(number, dtype=found.dtype, device=found.device)
         return found
 
     def _placeholders(self, value: Any) -> Any:
@@ -137,15 +125,6 @@ class TensorValues(TorchFunctionMode):
             return value
         self._is_given = True
         return Placeholder()
-
-    def _what(self, error: Exception) -> str:
-        if isinstance(error, Untraceable):
-            return error.reason
-        if isinstance(error, torch_internals.ASKS_FOR_VALUES):
-            operator = getattr(error, "func", None)
-            return f"{ASKED}, in {operator}" if operator else ASKED
-        text = str(error).strip().partition("\n")[0]
-        return f"{type(error).__name__}: {text}"
 
 
 def where(error: BaseException) -> str:
@@ -167,20 +146,18 @@ def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
     return ""
 
 
-def _writes(name: str) -> bool:
-    is_plain = name.endswith("_") and not name.startswith("_")
-    return name in _WRITES or (is_plain and name != "requires_grad_")
+def _what(error: Exception) -> str:
+    if isinstance(error, Untraceable):
+        return error.reason
+    if isinstance(error, torch_internals.ASKS_FOR_VALUES):
+        operator = getattr(error, "func", None)
+        return f"{ASKED}, in {operator}" if operator else ASKED
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"
 
 
 def _has_placeholder(values: Any) -> bool:
-    for value in values:
-        if isinstance(value, tuple | list):
-            if _has_placeholder(value):
-                return True
-        elif isinstance(value, float) and math.isnan(value):  # also what C functions made of one
-            return True
-    return False
-
-
-def _name_of(func: Any) -> str:
-    return getattr(func, "__name__", str(func))
+    return any(
+        _has_placeholder(value) if isinstance(value, tuple | list) else is_placeholder(value)
+        for value in values
+    )

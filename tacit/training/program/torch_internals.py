@@ -6,14 +6,15 @@ Checked with torch 2.13; `require` says at once whether this version of torch ha
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.nn.modules import transformer
 
 from tacit.errors import IncompatibleModel
 
@@ -71,12 +72,58 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True  # it prints what is raised, and its traceback
     try:
-        with torch.enable_grad(), _whole_functions():
+        with torch.enable_grad(), _whole_functions(), _as_python():
             return make_fx(
                 program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
             )(*rows)
     finally:
         log.disabled = was_disabled
+
+
+@contextmanager
+def _as_python() -> Iterator[None]:
+    """Let what was compiled run as it was written, and inference mode as `torch.no_grad`.
+
+    A trace sees neither inference mode nor what TorchScript makes of a function that ran before.
+    """
+    nested = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    with ExitStack() as stack:
+        stack.enter_context(nested)
+        stack.enter_context(torch.jit.optimized_execution(False))
+        stack.enter_context(_replaced(torch._C, "_InferenceMode", _no_grad))
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            stack.enter_context(_replaced(kind, "__call__", partialmethod(_anew, kind.__call__)))
+        yield
+
+
+def _no_grad(mode: bool) -> AbstractContextManager[Any]:
+    return torch.no_grad() if mode else nullcontext()
+
+
+def _anew(script: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+    script._debug_flush_compilation_cache()
+    return call(script, *args, **kwargs)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of torch another value for a while."""
+    plain = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def _is_said_causal(_: Any, is_causal: bool | None = None, __: Any = None) -> bool:
+    """Return what the caller of `nn.Transformer` says of a mask, whose values a trace lacks."""
+    return is_causal is True
+
+
+def is_hooked(parameter: Tensor) -> bool:
+    """Return whether functions are called with the gradient of a parameter."""
+    return bool(parameter._backward_hooks)
 
 
 TENSOR = object()
@@ -110,7 +157,10 @@ class CustomCall:
 
 @contextmanager
 def _whole_functions() -> Iterator[None]:
-    """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward."""
+    """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward.
+
+    `nn.Transformer` does not look at the values of its mask: a causal one is as any other.
+    """
     plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,23 +175,16 @@ def _whole_functions() -> Iterator[None]:
             found = call(*args)
         return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]  # put back below
-    try:
+    with (
+        _replaced(torch.autograd.Function, "apply", classmethod(apply)),
+        _replaced(transformer, "_detect_is_causal_mask", _is_said_causal),
+    ):
         yield
-    finally:
-        torch.autograd.Function.apply = plain  # type: ignore[assignment]  # as it was
 
 
 def is_fake(value: Any) -> bool:  # Any: whatever a program holds
     """Return whether `value` is a tensor without values, of `traced`."""
     return isinstance(value, FakeTensor)
-
-
-def node_of(tensor: Tensor) -> tuple[fx.Node, nn.Module] | None:
-    """Return the node of a tensor inside of `traced`, and what holds the graph's attributes."""
-    mode = get_proxy_mode()
-    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return None if slot is None else (slot.proxy.node, slot.proxy.tracer.root)
 
 
 @contextmanager

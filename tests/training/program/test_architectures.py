@@ -58,9 +58,11 @@ def share_of_copies(examples, labels):
 )
 def test_clipped_sum_equals_a_loop_over_examples(name, monkeypatch):
     examples, clip = in_double(name), Flat(0.5)
-    copied, copy = [], mapped.Tape.copy
+    copied, copy = [], mapped.MappedTape.copy
     monkeypatch.setattr(
-        mapped.Tape, "copy", lambda tape, t: copied.append(tape.labels[id(t)]) or copy(tape, t)
+        mapped.MappedTape,
+        "copy",
+        lambda tape, t: copied.append(tape.labels[id(t)]) or copy(tape, t),
     )
     if name in IN_THE_LOOP:
         with pytest.raises(Untraceable):

@@ -178,3 +178,30 @@ def test_what_cannot_run_is_refused_in_one_sentence(options, error, text):
 def test_compiled_steps_are_refused():
     with pytest.raises(ValueError, match="engine must be"):
         Speed(engine="program", compile=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_takes_the_same_steps():
+    x, y = torch.randn(60, 5), torch.randint(3, (60,))
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        private = tacit.make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            (x, y),
+            lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
+            batch_size=10,
+            steps=6,
+            clip_norm=1.0,
+            noise_multiplier=1.0,
+            seed=3,
+            speed=Speed(engine="program", compile=compile),
+        )
+        for lot in private:
+            private.step(lot)
+            if private.steps_taken == 3:
+                model.eval()  # a change of the mode drops the graphs
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found)

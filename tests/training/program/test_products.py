@@ -91,8 +91,8 @@ def test_sums_equal_those_of_a_loop(name, monkeypatch):
     x = torch.randn(EXAMPLES, 4, 5, dtype=torch.float64)
     mask = torch.ones(EXAMPLES, dtype=torch.bool)
     examples = Examples(model, lambda m, b: m(b[0]).square().flatten(1).sum(1), (x,), mask)
-    copied, copy = [], mapped.Tape.copy
-    monkeypatch.setattr(mapped.Tape, "copy", lambda *args: copied.append(1) or copy(*args))
+    copied, copy = [], mapped.MappedTape.copy
+    monkeypatch.setattr(mapped.MappedTape, "copy", lambda *args: copied.append(1) or copy(*args))
     found, expected = mapped.run(examples, Flat(0.5)).sums, loop.run(examples, Flat(0.5)).sums
     for key, value in expected.items():
         assert torch.allclose(found[key], value, rtol=1e-10, atol=1e-13)
@@ -119,9 +119,9 @@ def test_parts_stay_factored_unless_they_overlap():
 
 def test_a_lookup_of_positions_does_not_form_the_table(monkeypatch):
     seen = []
-    settle = mapped.Tape._settle
+    settle = mapped.MappedTape._settle
     monkeypatch.setattr(
-        mapped.Tape, "_settle", lambda t, n, g: seen.append(type(g)) or settle(t, n, g)
+        mapped.MappedTape, "_settle", lambda t, n, g: seen.append(type(g)) or settle(t, n, g)
     )
     model = Function(lambda x, w: x + F.embedding(torch.arange(4), w), (1000, 5))
     mask = torch.ones(EXAMPLES, dtype=torch.bool)

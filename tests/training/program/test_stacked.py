@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum
-from tacit.training.program import dropout, mapped
+from tacit.training.program import mapped
 
 CLIP = Flat(0.5)
 
@@ -215,8 +215,6 @@ DRAWN = {
     "alpha": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "alpha of channels": lambda x: F.feature_alpha_dropout(x.view(-1, 12, 4), 0.4, training=True),
     "native": lambda x: torch.native_dropout(x, 0.4, True)[0],
-    "leaky": lambda x: F.rrelu(x, training=True),
-    "leaky in place": lambda x: F.rrelu(x * 1, training=True, inplace=True),
     "attention": attended,
     "fresh uniform": lambda x: x * torch.empty(48).uniform_(),
     "fresh normal": lambda x: x + torch.zeros(48).normal_(),
@@ -279,30 +277,3 @@ def test_what_is_drawn_for_weights_is_drawn_for_each_example(name, monkeypatch):
     )
     model = dropped if name == "dropout of weights" else queried
     assert losses_of(model, torch.ones(64, 6), monkeypatch).unique().numel() > 5
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"is_causal": True},
-        {"scale": 0.2},
-        {"enable_gqa": True},
-        {"mask": "bool"},
-        {"mask": "float"},
-    ],
-)
-def test_attention_with_dropout_attends_as_torch_does(options):
-    options = dict(options)
-    q, k, v = torch.randn(2, 4, 5, 3), torch.randn(2, 4, 6, 3), torch.randn(2, 4, 6, 2)
-    if options.get("enable_gqa"):
-        k, v = k[:, ::2], v[:, ::2]
-    mask = torch.randn(4, 5, 6) if "mask" in options else None
-    if options.pop("mask", "") == "bool":
-        mask = mask > 0
-        mask[0, 1] = False
-    expected = F.scaled_dot_product_attention(q, k, v, mask, **options)
-    is_causal = options.pop("is_causal", False)
-    weights = dropout._attention_weights(q, k, mask, is_causal, **options)
-    found = dropout._attended(weights, v, options.get("enable_gqa", False))
-    torch.testing.assert_close(found, expected)
