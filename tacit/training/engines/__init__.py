@@ -218,8 +218,8 @@ class LotSum:
         is_fixed = started is None or (self._programs is not None and not self._programs.moving)
         if compile is True and not is_fixed:
             raise ValueError(
-                "compile=True needs a program that is traced once. This one is traced again for each "
-                "lot or runs record by record, as the warning above says. Leave compile out."
+                "compile=True needs a program that is traced once. This one is traced again for "
+                "each lot or runs record by record, as the warning above says. Leave compile out."
             )
         # Also if that fails, as it will again.
         self.compiles = bool(compile) and loss_fn is not None and is_fixed

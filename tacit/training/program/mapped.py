@@ -2,7 +2,7 @@
 
 All examples run at once under `torch.func.vmap`. At a site the map is left for a moment, and a
 layer rule of `gradients` computes the operator on the stacked examples. In the backward it collects
-factored per-example gradients on the `MappedTape`, from which come norms, factors and the clipped sum.
+factored per-example gradients on the `MappedTape`. Norms, factors and the clipped sum follow.
 """
 
 import math
