@@ -20,7 +20,7 @@ BOUNDS = {
     "options": 290,  # 291
     "methods of Private": 76,  # 79, with what it inherits
     "parameters of make_private": 32,  # 37; checkpoint= is new
-    "lines of private.py": 250,
+    "lines of private.py": 251,
     "imports of private.py": 10,
     "import depth of training": 14,  # 12 without the traced program
     "lines of a file": 683,  # 700

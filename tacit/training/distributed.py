@@ -11,7 +11,7 @@ Works under torchrun with any backend, for plain models, DistributedDataParallel
 formed whole on each rank before its shard is kept: optimizer state stays sharded, gradients do not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import BudgetExceeded, IncompatibleModel
-from tacit.training.clip import ClippedSum
+from tacit.training.clip import ClippedSum, accumulator
 
 Result = TypeVar("Result")
 _BUCKET = 1 << 24  # elements added over the ranks in one message
@@ -102,12 +102,17 @@ class Ranks:
         return result
 
     def pay_and_add(
-        self, total: ClippedSum, drawn: float, pay: Callable[[], None]
+        self,
+        total: ClippedSum,
+        drawn: float,
+        pay: Callable[[], None],
+        like: Mapping[str, Tensor] | None = None,
     ) -> tuple[ClippedSum, float]:
         """Call `pay` for a step on rank 0, then add `total` over all ranks, in place. Private.
 
         If it cannot pay, every rank raises and nothing is released. `drawn` is the number of
-        records of this rank; the sum and the number over all ranks are returned.
+        records of this rank; the sum and the number over all ranks are returned. Sums are added in
+        the precision of the parameters in `like`, since a rank may have used an engine of another.
         """
         failure: Exception | None = None
         if self.rank == 0:
@@ -116,6 +121,8 @@ class Ranks:
             except Exception as error:  # raised below: the other ranks must learn of it first
                 failure = error
         for name, value in total.sums.items():
+            if like and name in like:
+                value = value.to(accumulator(like[name].dtype))
             # Noise is indexed by memory offset, so every rank needs the same layout.
             total.sums[name] = value.to_dense().contiguous()
         counts = torch.tensor([drawn, failure is not None, total.loss], dtype=torch.float64)

@@ -14,7 +14,6 @@ from torch import nn
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.checkpoint import Checkpoint, Uninterrupted
-from tacit.training.clip import accumulator
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
@@ -160,10 +159,8 @@ class Private(ForeignLoops):
         if self._ranks.size == 1:
             self._pay()
         else:  # `total` and `drawn` become those of all ranks, still private
-            if self.arithmetic.mode == "fast":  # a rank that had to use another engine has doubles
-                for name, p in self._parameters.items():
-                    total.sums[name] = total.sums[name].to(accumulator(p.dtype))
-            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay)
+            like = self._parameters if self.arithmetic.mode == "fast" else {}
+            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay, like)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`

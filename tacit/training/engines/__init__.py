@@ -223,7 +223,7 @@ class LotSum:
             )
         # Also if that fails, as it will again.
         self.compiles = bool(compile) and loss_fn is not None and is_fixed
-        if self.compiles:
+        if self.compiles and loss_fn is not None:
             from tacit.training import gpu
 
             options: dict[str, Any] = {"augmentations": views, "bounded": bounded}

@@ -309,7 +309,7 @@ class Convolved:
             part = cells[(slice(None), *one, *one)]
             total = part.clone() if total is None else total.add_(part)
         assert total is not None  # a kernel has at least one cell
-        return total.flatten(1 + len(one)).flatten(1, -2)
+        return total.flatten(2 + len(positions)).flatten(1, -2)
 
     def _formed_norms(self, start: int, stop: int, *, bounded: bool) -> Tensor:
         if bounded:

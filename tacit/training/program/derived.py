@@ -74,12 +74,12 @@ _VIEWS = {
 
 def _region(node: fx.Node) -> Pull | None:
     """Pull back a value that holds some of a source's numbers, each once: a slice, a view."""
-    held = node
+    held: Any = node  # Any: of the many kinds of arguments, a node, as the operators demand
     while held.target in _ORDERED:
-        held = held.args[0]  # type: ignore[assignment]  # a node, as the operators demand
+        held = held.args[0]
     root = held
     while root.target in _VIEWS or getattr(root.target, "__name__", "") == "getitem":
-        root = root.args[0]  # type: ignore[assignment]  # as above
+        root = root.args[0]
     values = [_value(n) for n in (node, held, root)]
     if root is node or not all(isinstance(value, Tensor) for value in values):
         return None
@@ -118,15 +118,17 @@ def _rounded(dtype: torch.dtype, gradient: FactoredGradient) -> FactoredGradient
 
 def _transpose(node: fx.Node, _: Any) -> Pull | None:
     """Pull back a transposed matrix; a product's gradients stay a product."""
-    if _value(node).dim() != 2 or {axis % 2 for axis in node.args[1:]} not in (set(), {0, 1}):
+    source: Any  # a node
+    axes: Any  # whole numbers
+    source, *axes = node.args
+    if _value(node).dim() != 2 or {axis % 2 for axis in axes} not in (set(), {0, 1}):
         return None
     (plain,) = _region(node).sources  # type: ignore[union-attr]  # a matrix is such a view
 
     def step(gradient: FactoredGradient) -> FactoredGradient:
         return gradient.transposed() if isinstance(gradient, Outer) else plain[1](gradient)
 
-    source = node.args[0]
-    return Pull(((source, step),)) if plain[0] is source else None  # type: ignore[arg-type]
+    return Pull(((source, step),)) if plain[0] is source else None
 
 
 def _expand(node: fx.Node, _: Any) -> Pull:
@@ -152,7 +154,7 @@ def _lookup(node: fx.Node, is_shared: Callable[[Any], bool]) -> Pull | None:
     if _value(table).dim() != 2 or _value(ids).dtype not in (torch.int64, torch.int32):
         return None
     rows, width = _value(table).shape
-    padding = rest[0] if rest else -1
+    padding: Any = rest[0] if rest else -1  # Any: a whole number
 
     def step(gradient: FactoredGradient, ids: Tensor) -> FactoredGradient:
         values = gradient.dense()
@@ -169,11 +171,12 @@ def _lookup(node: fx.Node, is_shared: Callable[[Any], bool]) -> Pull | None:
 
 
 def _sum(node: fx.Node, is_shared: Callable[[Any], bool], sign: float = 1) -> Pull:
+    args: Any = node.args[:2]  # Any: nodes and numbers
     factors = 1, sign * node.kwargs.get("alpha", 1)  # type: ignore[operator]  # a number
     return Pull(
         tuple(
             (arg, _scaling(factor, node, arg))
-            for arg, factor in zip(node.args[:2], factors, strict=True)
+            for arg, factor in zip(args, factors, strict=True)
             if is_shared(arg)
         )
     )
@@ -194,7 +197,8 @@ def _scaled(factor: float, gradient: FactoredGradient) -> FactoredGradient:
 
 
 def _times(node: fx.Node, is_shared: Callable[[Any], bool], power: int = 1) -> Pull | None:
-    value, factor = node.args[:2]
+    value: Any = node.args[0]  # Any: a node
+    factor = node.args[1]
     if not isinstance(factor, int | float) or len(node.args) > 2 or node.kwargs:
         return None
     return Pull(((value, partial(_scaled, factor**power)),)) if is_shared(value) else None

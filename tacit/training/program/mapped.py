@@ -344,7 +344,7 @@ class MappedTape:
                 for source, step in sources:
                     self.waiting.setdefault(source, []).append(step(gradient, *values))
                 if not sources:
-                    self._pull_back(*values, gradient)
+                    self._pull_back(values[0], gradient)
         uses = Counter(name for names in self.waiting_together for name in names)
         for names, together in self.waiting_together.items():
             whole = in_sequence(together)

@@ -299,7 +299,7 @@ class _Sorted:
             elif node in trainable:
                 kind = "shared"
             else:
-                kind = next((k for k in ("example", "shared") if k in of), "constant")
+                kind = "example" if "example" in of else "shared" if "shared" in of else "constant"
             self.kinds[node] = kind
             self.roots[node] = self._root(node)
 
@@ -323,7 +323,11 @@ class _Sorted:
             call = _stack
         else:
             return
-        args = (self.tape, node.target, *node.args)
+        args: Any = (
+            self.tape,
+            node.target,
+            *node.args,
+        )  # Any: the target is no argument of a graph
         with self.graph.inserting_before(node):
             new = self.graph.call_function(call, args, dict(node.kwargs))
         new.meta = dict(node.meta)
@@ -367,7 +371,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _aliased(node: fx.Node) -> fx.Node | None:
+def _aliased(node: fx.Node) -> Any:  # Any: a node or None, among many kinds of arguments
     """Return the argument whose memory the result may share, as a view or after a write."""
     if node.op != "call_function":
         return None
@@ -390,7 +394,7 @@ def is_random(node: fx.Node) -> bool:
     if node.target is not aten.scaled_dot_product_attention.default:
         return True
     rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return rate != 0
+    return bool(rate != 0)
 
 
 def _must_stay(node: fx.Node) -> bool:

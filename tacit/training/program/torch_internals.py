@@ -2,6 +2,8 @@
 
 Checked with torch 2.13; `require` says at once whether this version of torch has what is needed.
 """
+# pyright: reportPossiblyUnboundVariable=false
+# A name is missing only in versions of torch that `require` refuses.
 
 import logging
 import time
@@ -19,7 +21,7 @@ from torch.nn.modules import transformer
 from tacit.errors import IncompatibleModel
 
 try:
-    from torch._C import _functorch
+    from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]  # has no stub
     from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
@@ -37,7 +39,6 @@ try:
     )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    _MISSING = ""
     _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "peek_interpreter_stack")
     _MISSING = ", ".join(name for name in _NAMES if not hasattr(_functorch, name))
 except ImportError as error:  # pragma: no cover  # other versions of torch
@@ -89,7 +90,7 @@ def _as_python() -> Iterator[None]:
     nested = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
     with ExitStack() as stack:
         stack.enter_context(nested)
-        stack.enter_context(torch.jit.optimized_execution(False))
+        stack.enter_context(torch.jit.optimized_execution(False))  # pyright: ignore[reportPrivateImportUsage]  # documented
         stack.enter_context(_replaced(torch._C, "_InferenceMode", _no_grad))
         for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
             stack.enter_context(_replaced(kind, "__call__", partialmethod(_anew, kind.__call__)))
