@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
 
@@ -102,20 +103,20 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("way", ["gram", "keep", "drop"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", one_fast(LAYERS, 4))
 def test_convolutions_equal_the_loop(name, way, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     build, shape = LAYERS[name]
     check(build(), torch.randn(5, *shape))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", one_fast(LAYERS, 4))
 def test_bounded_convolutions_are_close_to_the_loop(name):
     build, shape = LAYERS[name]
     check(build(), torch.randn(5, *shape), bounded=True)
 
 
-@pytest.mark.parametrize("name", [n for n in LAYERS if n.startswith("2d")])
+@pytest.mark.parametrize("name", one_fast([n for n in LAYERS if n.startswith("2d")], 3))
 def test_channels_last_gives_the_same_sums(name):
     build, shape = LAYERS[name]
     model, x = nn.Sequential(build(), nn.ReLU(), nn.MaxPool2d(1)), torch.randn(5, *shape)
@@ -145,7 +146,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("examples", [1, 5])
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", one_fast(NORMS, 2))
 def test_normalizations_equal_the_loop(name, examples):
     build, shape = NORMS[name]
     check(build(), torch.randn(examples, *shape))
@@ -180,7 +181,7 @@ RULES = OTHERS | {f"{name} norm": case for name, case in NORMS.items()} | LAYERS
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", one_fast(RULES, 3))
 def test_an_example_that_is_not_finite_leaves_the_bits_of_the_others(name, value):
     build, shape = RULES[name]
     model, x = build(), torch.randn(6, *shape)
