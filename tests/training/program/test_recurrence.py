@@ -119,7 +119,7 @@ OPTIONS = {
 @pytest.mark.parametrize("views", one_fast([1, 2], 2))
 def test_sums_equal_those_of_a_loop(kind, name, views):
     layer = KINDS[kind](IN, WIDTH, batch_first=True, **OPTIONS[name])
-    width = WIDTH * (2 if "bidirectional" in options else 1)
+    width = WIDTH * (2 if "bidirectional" in OPTIONS[name] else 1)
     model = Program(layer, outputs, width).double()
     batch = lot(views * EXAMPLES)
     apart = PerGroup((("layer.weight_hh_l0",), ("",)), (0.05, 0.1))  # weights of one layer
