@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
@@ -36,6 +35,7 @@ from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import LotDraws
+from tacit.training.program.torch_internals import TorchDispatchMode
 from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,

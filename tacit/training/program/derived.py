@@ -22,6 +22,7 @@ from tacit.training.gradients.factored import (
     Region,
     TableRows,
 )
+from tacit.training.program.torch_internals import TO_COPY
 
 aten = torch.ops.aten
 Step = Callable[..., FactoredGradient]  # of a value's gradient, and the values that are `needed`
@@ -226,7 +227,7 @@ def _matrix_product(node: fx.Node, is_shared: Callable[[Any], bool]) -> Pull | N
 
 _PULLS: dict[Any, Callable[..., Pull | None]] = {
     **dict.fromkeys((aten.to.dtype, aten.to.device, aten.to.dtype_layout), _cast),
-    aten._to_copy.default: _cast,
+    TO_COPY: _cast,
     **dict.fromkeys((aten.t.default, aten.numpy_T.default, aten.mT.default), _transpose),
     **dict.fromkeys((aten.transpose.int,), _transpose),
     aten.expand.default: _expand,

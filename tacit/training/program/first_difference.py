@@ -5,7 +5,6 @@ those of the examples, stacked, and whose output is not, is what combines them. 
 is the first whose output is not.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -123,7 +122,7 @@ class _OperatorCalls(TorchFunctionMode):
         given = [t.detach().clone() for t in results_in(result) if isinstance(t, Tensor)]
         if taken and given:
             name = getattr(func, "__name__", "an operator").strip("_")
-            line = line_of(sys._getframe(1))
+            line = line_of()
             self.calls.append(_OperatorCall(name, tuple(self.layers), line, taken, given))
         return result
 

@@ -285,7 +285,7 @@ class _Sorted:
         trainable = {node for name, node in self.names.items() if name in self.trainable}
         has_gradients = True
         for node in self.graph.nodes:
-            if node.target is torch._C._set_grad_enabled:
+            if node.target is torch_internals.SET_GRADIENTS:
                 has_gradients = bool(node.args[0])
             inputs = node.all_input_nodes
             of = {self.kinds[n] for n in inputs}

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tacit.training.program.torch_internals import TorchDispatchMode
 
 # Operators that only draw, without the underscore of those that write in place.
 _NAMES = {

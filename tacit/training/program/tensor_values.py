@@ -132,9 +132,9 @@ def where(error: BaseException) -> str:
     return _line(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
-def line_of(frame: FrameType) -> str:
-    """Return the innermost line outside of torch and this library that led to `frame`, as text."""
-    return _line(traceback.walk_stack(frame))
+def line_of() -> str:
+    """Return the innermost line outside of torch and this library that led here, as text."""
+    return _line(traceback.walk_stack(None))
 
 
 def _line(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -38,14 +38,19 @@ try:
         track_tensor_tree,
     )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "peek_interpreter_stack")
     _MISSING = ", ".join(name for name in _NAMES if not hasattr(_functorch, name))
 except ImportError as error:  # pragma: no cover  # other versions of torch
     _MISSING = str(error)
+    TorchDispatchMode = object  # type: ignore[assignment,misc]  # `require` refuses to go on
 
 # Nodes that switch a mode on or off: they have no tensors, and their order counts.
-MODES = () if _MISSING else (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
+SET_GRADIENTS = None if _MISSING else torch._C._set_grad_enabled
+MODES = () if _MISSING else (_enter_autocast, _exit_autocast, SET_GRADIENTS)
+# A cast as autograd and the compiler write it.
+TO_COPY = None if _MISSING else torch.ops.aten._to_copy.default
 # Raised while tracing where a program needs a value.
 ASKS_FOR_VALUES = (
     ()

@@ -124,7 +124,7 @@ def test_all_lengths_are_traced_before_the_run():
     keys = []
     for most in (2, 30):
         run = private(Tokens(most=most), collate_fn=PadTo(MAXIMUM, mask=True))
-        keys.append(set(run._lot_sum._started.programs._shapes))
+        keys.append(set(run._lot_sum._programs._shapes))
     assert keys[0] == keys[1]
     assert len(keys[0]) == 2
 
