@@ -10,7 +10,7 @@ import structure
 # raise one only with a reason in the commit. Comments: what was measured before this round.
 BOUNDS = {
     # 40,324; 38,900 without the traced program, whose predecessors the next issue deletes.
-    "statements": 41_500,
+    "statements": 41_510,
     "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
     "bytes of data files": 36_235,  # 37,209; no table moves from code into a file
     "largest cycle": 51,  # 51; imports inside functions and for types count, too
