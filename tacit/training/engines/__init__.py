@@ -321,8 +321,7 @@ class LotSum:
                 "Without it, give the losses: private.backward(losses)."
             )
         batch, weights = microbatch.batch, microbatch.weights
-        views_of = self._views_of
-        batch = views_of(batch, self._views, self._augment)
+        batch = self._views_of(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
             assert weights is not None  # compiled batches are padded
             reuse = not microbatch.is_half  # halves are collected before they are added

@@ -41,10 +41,6 @@ def _has_rows(x: Tensor, *_: Any) -> bool:
     return x.dim() > 1
 
 
-def _any_axis(x: Tensor, *_: Any) -> bool:
-    return x.dim() > 0
-
-
 def _second_has_axis(_: Any, ids: Tensor, *__: Any) -> bool:
     return ids.dim() > 0
 
