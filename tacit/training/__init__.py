@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
     from tacit.training.banded_noise import Banded, choose_bands, price_bands
+    from tacit.training.batch_norm import fix
     from tacit.training.callbacks import (
         Callback,
         MLflow,
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
-    from tacit.training.engines import clipped_sum
-    from tacit.training.engines.examples import Views
     from tacit.training.epochs import Epoch
+    from tacit.training.examples import Views
     from tacit.training.key import Key
+    from tacit.training.lot_sum import clipped_sum
     from tacit.training.make import make_private
-    from tacit.training.mixing import fix
     from tacit.training.noise import NoisyMean
     from tacit.training.noisy_loss import NoisyLoss
     from tacit.training.plan import Geometric, Linear, Stairs, count_steps
@@ -72,13 +72,13 @@ _HOMES = {
     "Stairs": "plan",
     "TensorBoard": "callbacks",
     "Users": "users",
-    "Views": "engines.examples",
+    "Views": "examples",
     "WandB": "callbacks",
     "advise_sampling": "users",
     "choose_bands": "banded_noise",
-    "clipped_sum": "engines",
+    "clipped_sum": "lot_sum",
     "count_steps": "plan",
-    "fix": "mixing",
+    "fix": "batch_norm",
     "make_private": "make",
     "price_bands": "banded_noise",
 }

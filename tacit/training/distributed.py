@@ -173,16 +173,33 @@ def gathered(model: nn.Module) -> Iterator[None]:
     if not sharded:
         yield
         return
-    from tacit.training.engines.bookkeeping import without_hooks
-
     for module in sharded:
         module.unshard()  # type: ignore[operator]  # a method of FSDPModule
     try:
-        with without_hooks(model):
+        with _without_hooks(model):
             yield
     finally:
         for module in sharded:
             module.reshard()  # type: ignore[operator]
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Switch off the forward hooks of a model inside the block, as sharded models need.
+
+    FSDP2 frees the gathered parameters in a hook. The hooks stay on in versions of torch that lack
+    the private dictionaries used here.
+    """
+    kinds = ("_forward_pre_hooks", "_forward_hooks")
+    found = [getattr(module, kind, {}) for module in model.modules() for kind in kinds]
+    kept = [(hooks, dict(hooks)) for hooks in found]
+    try:
+        for hooks, _ in kept:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
 
 
 def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:

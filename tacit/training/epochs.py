@@ -19,10 +19,8 @@ from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import TrainingPlan
-from tacit.training.tree import Batch
 
 if TYPE_CHECKING:
-    from tacit.training.isolation import Isolation
     from tacit.training.private import Private
 
 
@@ -51,10 +49,6 @@ class Epoch:
         """Return the number of steps that remain in the epoch."""
         return max(0, self.end - self._run.steps_taken)
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield microbatches of the epoch for a loop of your own: see `Private.batches`."""
-        return self._run.batches_until(self.end)
-
     def __repr__(self) -> str:
         return f"Epoch({self.number} of {self.total}, until step {self.end})"
 
@@ -64,7 +58,6 @@ class EpochLoops(RunState):
 
     _reports: "StepReports | None"
     _priced: dict[tuple[Event, float], float]
-    _isolation: "Isolation"
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs of the run, each of which yields its lots.
@@ -98,8 +91,6 @@ class EpochLoops(RunState):
         plan = self._plan
         if not isinstance(step, int) or not 0 <= step <= plan.steps:
             raise ValueError(f"step must be a whole number from 0 to {plan.steps}, got {step!r}.")
-        if self._isolation.is_void:
-            return math.inf
         event = plan.together(self._with_repaid(plan.event_until(step)))
         if (event, delta) not in self._priced:
             self._priced[event, delta] = accounting.epsilon(
@@ -112,8 +103,7 @@ class EpochLoops(RunState):
 
         It includes lost steps that were paid beyond the reserve, so it can exceed the epsilon that
         the run was planned for. Stopping early because of the results does not make the run
-        cheaper. It is infinite if examples were seen to influence each other: the releases of such
-        a run have no guarantee.
+        cheaper.
         """
         return self.epsilon_at(self._plan.steps, delta=delta)
 

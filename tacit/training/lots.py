@@ -59,7 +59,6 @@ class Lot:
         self.source = source
         self.key = source.key
         self.step = step
-        self.on_unpack: Callable[[Microbatch], None] | None = None
         self._indices = source.indices(step)
         self._cut = cut
         self._prefetched = prefetched
@@ -68,27 +67,16 @@ class Lot:
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
-    def pending(self, *, for_step: bool = True) -> Iterator[PendingMicrobatch]:
-        """Yield the microbatches before their records are read; none for an empty lot. Private.
-
-        Unless they are for `Private.step`, they have no padding that only compiled steps need.
-        """
+    def pending(self) -> Iterator[PendingMicrobatch]:
+        """Yield the microbatches before their records are read; none for an empty lot. Private."""
         cut = self.source.cut(self._indices) if self._cut is None else self._cut
-        if not (for_step or self.source.pads_all):
-            cut = [part._replace(rows=len(part.indices)) for part in cut]
         for number, part in enumerate(cut):
             yield PendingMicrobatch(*part, partial(self._fetch, part, number))
-
-    def microbatches(self) -> Iterator[Microbatch]:
-        """Yield microbatches for a loop of the user's; none for an empty lot. Private."""
-        return (pending.fetch() for pending in self.pending(for_step=False))
 
     def whole(self) -> Microbatch:
         """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
         if self._whole is None:
-            self._whole = self._make_whole().finite()
-            if self.on_unpack is not None:
-                self.on_unpack(self._whole)
+            self._whole = self._make_whole()
         return self._whole
 
     def __iter__(self) -> Iterator[Any]:  # Any: fields of the user's batch
@@ -154,11 +142,6 @@ class Lots:
         self.limit = min(self.limit, limit)
         self.padding = self.padding and self.padding.within(self.limit)
 
-    @property
-    def pads_all(self) -> bool:
-        """Whether microbatches for loops of the user's are padded too."""
-        return self.padding is not None and self.padding.is_for_all
-
     def use_few_sizes(self) -> None:
         """Pad microbatches to few sizes from now on, because each takes a compilation."""
         self.padding = self.padding and self.padding.with_few_sizes()
@@ -183,13 +166,6 @@ class Lots:
         """Return a context in which the model's GPU, if there is one, is the current device."""
         return current_device(self.records.device)
 
-    def most_batches(self, step: int) -> int:
-        """Return the most microbatches that any rank has in `step`, at least one. Private."""
-        if self._ranks == 1:
-            return 1
-        drawn = self._draw(step)
-        return max(1, *(len(self.cut(drawn[r :: self._ranks])) for r in range(self._ranks)))
-
     def nothing(self) -> Microbatch:
         """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
         return Microbatch(self.records.blank(), torch.zeros(1, device=self.records.device))
@@ -198,12 +174,6 @@ class Lots:
         """Return the indices of this rank's records in the lot of `step`. Private."""
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
-
-    def usual_rows(self, key: Key, step: int) -> int:
-        """Return the rows, with padding, of a microbatch of `step` if `key` draws it. Private."""
-        drawn = self._drawer(key, len(self.records))(step)
-        cut = self.cut(drawn[self._rank :: self._ranks])
-        return cut[0].rows if cut else 0
 
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory.

@@ -4,34 +4,31 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
 from tacit import sampling
-from tacit.errors import IncompatibleModel
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
+from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
 from tacit.training.callbacks import Callback
 from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, Flat
-from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.clip import Clip, ClippedSum, Flat
+from tacit.training.distributed import Ranks, checksum, unwrapped
 from tacit.training.ema import TailMean
-from tacit.training.engines import LossFn, LotSum, TracedLotSum
-from tacit.training.engines.examples import Views
 from tacit.training.epochs import StepReports
+from tacit.training.examples import Examples, Views
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation, check_first_lots
 from tacit.training.key import Key
+from tacit.training.lot_sum import LotSum
 from tacit.training.lots import Lots
 from tacit.training.memory_limit import (
     GPUMeter,
@@ -41,7 +38,6 @@ from tacit.training.memory_limit import (
     usual_lot,
     zero_step,
 )
-from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.padding import Padding, choose_padding
@@ -49,15 +45,12 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
-from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.speed import Speed
-from tacit.training.strict_cost import print_cost_once
-from tacit.training.tree import Batch
+from tacit.training.tree import Batch, LossFn, n_rows
 from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
-_PROBE_ROWS = 3
 # Runs that may not be over: the ids of their parameters, and their optimizer.
 _RUNS: WeakKeyDictionary[Private, tuple[set[int], torch.optim.Optimizer]] = WeakKeyDictionary()
 
@@ -66,7 +59,7 @@ def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,  # Any: a Dataset, a DataFrame, a tensor, or a tuple of tensors or arrays
-    loss_fn: LossFn | None = None,
+    loss_fn: LossFn,
     *,
     batch_size: int,
     clip_norm: float | Clip,
@@ -91,7 +84,6 @@ def make_private(
     secure: bool = False,
     collate_fn: Callable[[list[Any]], Batch] | None = None,
     augment: Callable[[Batch], Batch] | Views | None = None,
-    isolation: Literal["checked", "strict"] = "checked",
     arithmetic: Literal["fast", "bounded"] = "fast",
     check: bool = True,
     debug: bool = False,
@@ -110,9 +102,9 @@ def make_private(
         maps column names to tensors). Never a DataLoader: lots are drawn by `sampler`, each record
         with probability batch_size / n_records.
     loss_fn
-        `loss_fn(model, batch)` gives one loss per example. None for loops that use
-        `private.backward`; then nothing can be probed before the run, and examples that mix are
-        found in known layers (BatchNorm) only.
+        `loss_fn(model, batch)` gives one loss per example. It is traced on synthetic values as the
+        program of one example, which is mapped over each lot, so examples cannot meet
+        (docs/one-example.md). One that cannot be traced runs on one record at a time.
     batch_size
         Expected size of a lot, and the divisor of its sum. Lots differ in size; some are empty.
     epochs, steps
@@ -166,22 +158,14 @@ def make_private(
     augment
         Changes a whole batch row by row. `Views(8, augment)` averages the gradients of eight views
         of each example before clipping.
-    isolation
-        How it is made sure that no example influences another one. "checked": by tests, on full
-        lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
-        construction, the program of one example being traced and mapped over the lot, and each
-        record being read in a process of its own (`tacit.training.engines.traced`); how much slower
-        this is gets printed. See docs/isolation.md. With `speed=Speed(engine="program")`, nothing
-        is tested on records: examples are kept apart by construction (`tacit.training.program`).
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
-        1 + eta. "fast": sums are as fast as they can be; their rounding is bounded for some engines
-        only. `private.arithmetic` says what is proved. See docs/arithmetic.md.
+        1 + eta. "fast": sums are as fast as they can be, and their rounding need not be bounded.
+        `private.arithmetic` says what is proved. See docs/arithmetic.md.
     check
-        Whether to test the program for mixing of examples, if isolation is "checked", or to compare
-        it on synthetic records (`tacit.training.program.comparison`) with engine="program". Known
-        layers are refused in any case.
+        Whether to compare the program with `loss_fn` on synthetic records before anything is paid
+        (`tacit.training.program.comparison`): one that combines examples is refused.
     debug
         Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
         text may quote private records. By default a `ProgramError` names the kind of error and the
@@ -211,14 +195,12 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, isolation, speed, model)
+    records = _records(dataset, unit, collate_fn, parameters, guard, speed, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
-    # First of all: the processes that it starts must have seen no record.
-    of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
-    traced = guard(_traced_sum, isolation, model, loss_fn, records, speed, of_lot)
     clip = _clip_rule(clip_norm, parameters)
+    of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
     of_start = {"bounded": arithmetic == "bounded", "check": check, "usual": batch_size}
     started = _started(model, loss_fn, records, clip, speed, ranks, of_lot, of_start)
     plan = make_plan(
@@ -242,30 +224,15 @@ def make_private(
         checkpoint=kept,
     )
     _require_same_start(ranks, model, plan, records)
-    is_formed = bool(traced) or (started is not None and started.programs is None)
-    rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, speed, is_formed=is_formed)
-    speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
-    tested = loss_fn if check and traced is None and started is None else None
-    options = of_lot | {"steps": plan.steps, "guard": guard, "engine": speed.engine}
-    del options["noisy_loss"]
-    words = started.statement if started else "by construction" if traced else "not tested"
-    kept_apart = _isolation(words, model, tested, records, clip, ranks, options)
-    probing = partial(_probe, model, tested, records, transform, speed)
-    needed = started.bytes_of_example if started else views * guard(ranks.on_all, probing)
+    rounding = _arithmetic(arithmetic, plan, ranks, is_formed=started.programs is None)
+    speed, reason = _with_choice_of_compilation(speed, plan, parameters)
+    needed = started.bytes_of_example
     most = _most_rows(speed, needed, plan, ranks)
-    program = None if tested is None else (model, tested, records, clip, views, transform)
-    limit = guard(_limit, speed, needed, records.device, program, most=most)
+    limit = guard(_limit, speed, started, model, loss_fn, views, clip, most=most)
     key = ranks.share(Key.from_seed(seed))
-    how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
-    how |= {"bounded": rounding.mode == "bounded"}
-    lot_sum = traced or LotSum(model, loss_fn, clip, started=started, **how, **of_lot)
-    workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
-    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
-    rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
-    if traced is not None:
-        guard(print_cost_once, traced, clip, rows=rows)
-    elif tested is not None:
-        check_first_lots(kept_apart, lots, key, ranks, rows=rows, steps=plan.steps)
+    how = {"compile": speed.compile, "reason": reason, "bounded": rounding.mode == "bounded"}
+    lot_sum = LotSum(model, loss_fn, clip, started=started, **how, **of_lot)
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
     run = Private(
         model,
         optimizer,
@@ -274,7 +241,8 @@ def make_private(
         plan=plan,
         lots=lots,
         lot_sum=lot_sum,
-        isolation=kept_apart,
+        isolation=started.statement,
+        guard=guard,
         noise=_noise(plan, noise, key, secure),
         ledger=ledger,
         ranks=ranks,
@@ -297,23 +265,6 @@ def _kept(checkpoint: object) -> Checkpoint | None:
         "checkpoint must be a file, tacit.training.Checkpoint(...) or None, got "
         f"{type(checkpoint).__name__}."
     )
-
-
-def _isolation(
-    words: str,
-    model: nn.Module,
-    tested: LossFn | None,
-    records: Records,
-    clip: Clip,
-    ranks: Ranks,
-    options: dict[str, Any],  # Any: those of `CheckedIsolation`
-) -> Isolation:
-    """Return how examples are kept apart: by tests, or as `words` say."""
-    if tested is None:
-        return Isolation(words, guard=options["guard"], is_certain=words != "not tested")
-    checked = CheckedIsolation(model, tested, records, clip, **options)
-    checked.before_the_first_record(ranks)
-    return checked
 
 
 def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
@@ -369,40 +320,34 @@ def _records(
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
-    isolation: str,
     speed: Speed,
     model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""
-    is_program = speed.engine == "program"
     if isinstance(collate_fn, PadTo):
-        stacks = unit.users is not None or speed.static_shapes
-        collate_fn.require_fitting(is_program=is_program, stacks=stacks)
+        collate_fn.require_fitting(stacks=unit.users is not None or speed.static_shapes)
     dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
-    records = guard(Records, dataset, one_by_one=is_program, **options)
-    if is_program and collate_fn is None and records.is_ragged:
+    records = guard(Records, dataset, **options)
+    if collate_fn is None and records.is_ragged:
         options["collate_fn"] = PadTo.of_model(model, records.first())
-        records = guard(Records, dataset, one_by_one=True, **options)
-    widths = {"has_one_shape": isolation == "strict", "has_own_widths": is_program}
-    return unit.grouped(records, ids, **widths)
+        records = guard(Records, dataset, **options)
+    return unit.grouped(records, ids)
 
 
 def _started(
     model: nn.Module,
-    loss_fn: LossFn | None,
+    loss_fn: LossFn,
     records: Records,
     clip: Clip,
     speed: Speed,
     ranks: Ranks,
     of_lot: dict[str, Any],  # Any: options of sums of lots
     of_start: dict[str, Any],  # Any: options of `start`, for all ranks
-) -> Started | None:
-    """Return the program of one example, traced and compared; None with another engine."""
-    if speed.engine != "program":
-        return None
+) -> Started:
+    """Return the program of one example, traced and compared."""
     options = of_start | {"views": of_lot["views"]}
     usual = -(-of_start["usual"] // ranks.size)
     options["usual"] = min(speed.max_microbatch or usual, usual)
@@ -413,16 +358,12 @@ def _arithmetic(
     wanted: Literal["fast", "bounded"],
     plan: TrainingPlan,
     ranks: Ranks,
-    loss_fn: LossFn | None,
-    speed: Speed,
     *,
     is_formed: bool,
 ) -> Arithmetic:
     """Return how a run's sums are computed, and what is proved about their rounding."""
     if wanted not in ("fast", "bounded"):
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
-    # A loop of the user's own gives losses, of which each example's gradient is formed.
-    is_formed = is_formed or loss_fn is None or speed.engine in ("vmap", "loop")
     largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
@@ -484,41 +425,10 @@ def _claimed(
     return run
 
 
-def _traced_sum(
-    isolation: str,
-    model: nn.Module,
-    loss_fn: LossFn | None,
-    records: Records,
-    speed: Speed,
-    of_lot: dict[str, Any],  # Any: options of both kinds of sums
-) -> TracedLotSum | None:
-    """Return the sum by a traced program if isolation is "strict", else None.
-
-    The Python state that tracing may have left is put back.
-    """
-    if isolation == "checked":
-        return None
-    if isolation != "strict":
-        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
-    if loss_fn is None:
-        raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
-    if speed.compile is True or speed.engine != "auto" or speed.lengths is not None:
-        raise ValueError(
-            "isolation='strict' has its own engine: leave out engine, compile and lengths."
-        )
-    state = ProgramState(model, loss_fn)
-    try:
-        return TracedLotSum(model, loss_fn, records, processes=speed.num_workers, **of_lot)
-    finally:
-        state.restore()
-
-
 def _with_choice_of_compilation(
     speed: Speed,
     plan: TrainingPlan,
     parameters: dict[str, nn.Parameter],
-    loss_fn: LossFn | None,
-    isolation: str,
 ) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
 
@@ -535,13 +445,7 @@ def _with_choice_of_compilation(
         return speed, ""
     tensors = len(parameters)
     takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.35e-3 * tensors)
-    is_asked_for = (
-        next(iter(parameters.values())).is_cuda
-        and loss_fn is not None
-        and isolation == "checked"
-        and speed.engine not in ("vmap", "loop")
-        and speed.lengths is None
-    )
+    is_asked_for = next(iter(parameters.values())).is_cuda and speed.lengths is None
     if not is_asked_for or saves < takes:
         return replace(speed, compile=False), ""
     if obstacle:
@@ -566,38 +470,6 @@ def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -
     return ""
 
 
-def _probe(
-    model: nn.Module,
-    loss_fn: LossFn | None,
-    records: Records,
-    augment: Callable[[Batch], Batch] | None,
-    speed: Speed,
-) -> int:
-    """Raise if examples influence each other; return the activation bytes of one, 1 if unknown.
-
-    With lengths, these are the bytes of one of the longest examples.
-
-    What the program kept meanwhile is put back: what it sets by its first lot must be seen by the
-    tests that follow.
-    """
-    if loss_fn is None:
-        return 1
-    rows = np.arange(_PROBE_ROWS) % len(records)
-    if (lengths := speed.lengths_of(len(records))) is not None:
-        rows = lengths.argsort(kind="stable")[-1 - rows]
-    state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
-    with gathered(model):
-        needed = probe(model, loss_fn, records.widest(rows), records.device)
-    state.restore()
-    if checksum(model) != before:
-        raise IncompatibleModel(
-            "the model writes into its own parameters when it runs, as layers do that initialize "
-            "themselves from their first batch. Parameters may move by released gradients only: "
-            "initialize them from public data before make_private."
-        )
-    return needed
-
-
 def _most_rows(speed: Speed, bytes_per_example: int, plan: TrainingPlan, ranks: Ranks) -> int:
     """Return the rows above which a lot comes in several microbatches, if memory allows."""
     expected_batch = plan.expected_batch / ranks.size
@@ -614,25 +486,30 @@ def _most_rows(speed: Speed, bytes_per_example: int, plan: TrainingPlan, ranks: 
 
 def _limit(
     speed: Speed,
-    bytes_per_example: int,
-    device: torch.device,
-    program: Any,  # Any: the arguments of `zero_step`, or None if there is nothing to run
+    started: Started,
+    model: nn.Module,
+    loss_fn: LossFn,
+    views: int,
+    clip: Clip,
     *,
     most: int,
 ) -> int:
     """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
-    estimate = starting_limit(bytes_per_example, device, largest_lot=most)
-    if program is None or device.type != "cuda":
+    device = next(model.parameters()).device
+    estimate = starting_limit(started.bytes_of_example, device, largest_lot=most)
+    if device.type != "cuda":
         return estimate
-    with zero_step(*program) as run:
-        try:
-            sums = sum(4 * p.numel() for p in program[0].parameters() if p.requires_grad)
-            # A step has the gradient and the optimizer's state beside the sums that it computes.
-            return fitting_rows(run, GPUMeter(device), most=most, reserved=3 * sums)
-        except Exception:  # programs need not take zeros
-            return estimate
+
+    def step(batch: Batch) -> ClippedSum:
+        mask = torch.ones(n_rows(batch) // views, dtype=torch.bool, device=device)
+        return started.engine(Examples(model, loss_fn, batch, mask, views), clip)
+
+    with zero_step(model, started.blank, step) as run:
+        sums = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+        # A step has the gradient and the optimizer's state beside the sums that it computes.
+        return fitting_rows(run, GPUMeter(device), most=most, reserved=3 * sums)
 
 
 def _has_one_size(plan: TrainingPlan) -> bool:
@@ -660,7 +537,6 @@ def _lots(
     speed: Speed,
     *,
     limit: int,
-    workers: int,
 ) -> Lots:
     padding = _padding(speed, plan, ranks, limit)
     return Lots(
@@ -669,7 +545,7 @@ def _lots(
         key=key,
         limit=limit,
         padding=padding,
-        num_workers=workers,
+        num_workers=speed.num_workers,
         rank=ranks.rank,
         ranks=ranks.size,
         lengths=speed.lengths_of(len(records)),

@@ -10,25 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clip import ClippedSum
 from tacit.training.distributed import gathered
-from tacit.training.engines import bookkeeping
-from tacit.training.engines.examples import Examples, as_views
-from tacit.training.engines.trace import Trace, trace_calls, undisturbed
 from tacit.training.key import randomness
-from tacit.training.program_state import ProgramState
-from tacit.training.records import Records
 from tacit.training.tree import (
     Batch,
-    LossFn,
     is_out_of_memory,
     map_rows,
-    map_tensors,
-    take_rows,
 )
 
 _CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
@@ -50,8 +41,7 @@ def largest_microbatch(expected: float, bytes_per_example: int) -> int:
     """Return the rows above which a lot is cut, however much memory there is.
 
     A lot that takes little memory is hardly ever cut. Others are cut above 1.25 standard
-    deviations, once in ten steps: the memory of a run is that of its largest microbatch, and its
-    tests of isolation run microbatches of that size.
+    deviations, once in ten steps: the memory of a run is that of its largest microbatch.
     """
     most = usual_lot(expected, deviations=6.0)
     if not takes_memory(most, bytes_per_example):
@@ -168,33 +158,13 @@ def _fitting(found: dict[int, float], budget: float, most: int) -> int:
 
 @contextmanager
 def zero_step(
-    model: nn.Module,
-    loss_fn: LossFn,
-    records: Records,
-    clip: Clip,
-    views: int,
-    augment: Callable[[Batch], Batch] | None,
+    model: nn.Module, blank: Batch, step: Callable[[Batch], ClippedSum]
 ) -> Iterator[Callable[[int], ClippedSum]]:
-    """Give a function that computes the clipped sum of some rows of zeros, to be measured.
-
-    Their shape is that of a record. What the program kept meanwhile is put back. The trace of its
-    calls is not kept, since on zeros it may miss that examples mix.
-    """
-    state = ProgramState(model, loss_fn, augment, *records.program)
-    blank = map_tensors(torch.zeros_like, take_rows(records.widest(np.zeros(1, np.int64)), 0, 1))
-    traces: list[Trace] = []
+    """Give a function that sums some copies of the example in `blank` by `step`, to be measured."""
+    device = next(model.parameters()).device
 
     def run(rows: int) -> ClippedSum:
-        batch = map_rows(lambda t: t.expand(rows, *t.shape[1:]).contiguous(), blank)
-        batch = as_views(batch, views, augment)
-        mask = torch.ones(rows, dtype=torch.bool, device=records.device)
-        examples = Examples(model, loss_fn, batch, mask, views)
-        if not traces:
-            traces.append(trace_calls(examples).trusted())
-        return bookkeeping.run(examples, clip, trace=traces[0])
+        return step(map_rows(lambda t: t.repeat(rows, *[1] * (t.dim() - 1)), blank))
 
-    with gathered(model), undisturbed(model), randomness(0, records.device):
-        try:
-            yield run
-        finally:
-            state.restore()
+    with gathered(model), randomness(0, device):
+        yield run

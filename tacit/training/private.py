@@ -14,23 +14,26 @@ from torch import nn
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.checkpoint import Checkpoint, Uninterrupted
+from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
-from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
+from tacit.training.lot_sum import LotSum
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
+from tacit.training.tree import LossFn
+from tacit.training.withheld_errors import ErrorGuard
 
 if TYPE_CHECKING:
     from tacit.training.epochs import StepReports
-    from tacit.training.foreign import Arithmetic, Isolation, ReplayedStep, TailMean
+    from tacit.training.foreign import Arithmetic, ReplayedStep, TailMean
 
 
 class Private(ForeignLoops):
     """A private run: iterate over it for lots and pass each to `step`. Made by `make_private`.
 
-    `batches` and `backward` serve loops of other libraries (`foreign`); `state_dict` and
-    `load_state_dict` serve restarts (`checkpoint`).
+    `backward` serves loops of other libraries (`foreign`); `state_dict` and `load_state_dict` serve
+    restarts (`checkpoint`).
 
     Attributes
     ----------
@@ -38,6 +41,8 @@ class Private(ForeignLoops):
         Number of planned steps and of steps taken; the run ends when they are equal.
     ledger
         Where the whole plan is reserved before the first release.
+    isolation
+        How examples were kept apart, as the certificate says.
     arithmetic
         What is proved about the rounding of the sums, as a number and in words.
     is_reproducible
@@ -48,13 +53,14 @@ class Private(ForeignLoops):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn | None,
+        loss_fn: LossFn,
         *,
         parameters: dict[str, nn.Parameter],
         plan: TrainingPlan,
         lots: Lots,
-        lot_sum: LotSum | TracedLotSum,
-        isolation: "Isolation",
+        lot_sum: LotSum,
+        isolation: str,
+        guard: ErrorGuard,
         noise: NoisyMean,
         ledger: Ledger,
         ranks: Ranks,
@@ -64,7 +70,8 @@ class Private(ForeignLoops):
         mean: "TailMean | None" = None,
         reports: "StepReports | None" = None,
     ) -> None:
-        super().__init__(model, isolation, arithmetic, mean)
+        super().__init__(guard, arithmetic, mean)
+        self.isolation = isolation
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self._seeded = lots.key if is_reproducible else None
@@ -98,8 +105,7 @@ class Private(ForeignLoops):
         self._note_end(end)
         for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
             self.keep()
-            lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
-            self._sum_so_far, self._lot = None, lot
+            self._lot = lot
             try:
                 yield lot
             finally:
@@ -108,7 +114,7 @@ class Private(ForeignLoops):
             if self.steps_taken == lot.step:
                 raise RuntimeError(
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
-                    "call private.step(batch), or private.backward, for each."
+                    "call private.step(batch) or private.backward() for each."
                 )
         self._end_loop()
 
@@ -122,17 +128,12 @@ class Private(ForeignLoops):
         momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
         """
         with self._one_step, self._lots.on_device():
-            if self._handed_out is not None:
-                self._take_back()  # the lot was unpacked too
             self._check_turn(lot)
-            if self.steps_taken >= self._isolation.next_check:
-                self._check_isolation()
             clip = self._clip()
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             may_defer = update and self._replayed is not None and self._may_defer()
             options = {"defer": True} if may_defer else {}
-            self._sum_so_far = None  # of microbatches of this lot, which `batches` handed out
             with self._guard:  # clip and add; private
                 total, drawn = self._lot_sum(lot, clip, **options)
             deferred = self._lot_sum.deferred() if options else None

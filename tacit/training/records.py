@@ -22,7 +22,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.key import Key, randomness
 from tacit.training.program.one_by_one import OTHER_SHAPE, ByShape, row_count, stacked
 from tacit.training.program.pad_to import PadTo
-from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
+from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
@@ -41,27 +41,6 @@ class Microbatch(NamedTuple):
 
     def __repr__(self) -> str:
         return "Microbatch(private)"
-
-    def finite(self) -> "Microbatch":
-        """Return the microbatch with rows that hold infinities or NaN set to zero and left out.
-
-        In a forward pass that examples share, a NaN of one example enters the gradients of all
-        others as 0 * NaN.
-        """
-        found: list[Tensor] = []
-        map_tensors(lambda tensor: found.append(tensor) or tensor, self.batch)
-        kept = torch.ones(n_rows(self.batch), dtype=torch.bool, device=found[0].device)
-        for tensor in found:
-            kept = kept & tensor.isfinite().reshape(len(kept), -1).all(1).to(kept.device)
-
-        def cleaned(tensor: Tensor) -> Tensor:
-            rows = kept.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
-            return torch.where(rows, tensor, torch.zeros_like(tensor))
-
-        weights = (
-            kept if self.weights is None else (self.weights > 0) & kept.to(self.weights.device)
-        )
-        return self._replace(batch=map_tensors(cleaned, self.batch), weights=weights)
 
     def halves(self) -> list["Microbatch"]:
         """Return the two halves, with `size` 0: the records are counted on this microbatch."""
@@ -100,8 +79,8 @@ class Records:
     """Random access to the private records: `fetch` turns indices into a batch on `device`.
 
     Errors of the data set and of `collate_fn` are shown as `guard` says. Floating-point numbers of
-    arrays and tables become `dtype`; tensors stay as they are. With `one_by_one`, the data set and
-    `collate_fn` are asked for one record at a time, and the results are stacked.
+    arrays and tables become `dtype`; tensors stay as they are. The data set and `collate_fn` are
+    asked for one record at a time, and the results are stacked.
 
     Attributes
     ----------
@@ -123,20 +102,17 @@ class Records:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         guard: ErrorGuard | None = None,
-        one_by_one: bool = False,
     ) -> None:
         _refuse_unusable(dataset)
         self.dataset: Any = _as_dataset(dataset, dtype)
         self.device = device
         self.is_stored = collate_fn is None and _is_stored(self.dataset)
-        self._fetch = _fetcher(self.dataset, collate_fn, one_by_one=one_by_one)
+        self._fetch = _fetcher(self.dataset, collate_fn)
         self.guard = ErrorGuard() if guard is None else guard
         inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
         is_table = type(inner) is Columns and _are_plain(inner.columns.values())
         is_tensors = type(inner) is TensorDataset and _are_plain(inner.tensors)
         self.is_plain = collate_fn is None and (is_table or is_tensors)
-        # The Python code that fetches; selecting rows of tensors keeps no state.
-        self.program = () if self.is_stored else (self.dataset, collate_fn)
         self.collate_fn = collate_fn
 
     def __len__(self) -> int:
@@ -188,10 +164,6 @@ class Records:
             )
         return batch
 
-    def widest(self, indices: Indices) -> Batch:
-        """Return records as one batch on the model's device, as large as records can be."""
-        return self.fetch(indices)
-
     def in_parts(self, indices: Indices) -> list[Indices]:
         """Return parts of a lot's indices that are best summed apart; here the lot itself."""
         return [indices]
@@ -202,11 +174,6 @@ class Records:
         Here it is the batch itself. Rows of users are their records (`users`).
         """
         return batch
-
-    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Return one loss for each example of `batch`, from the losses of `for_loop(batch)`."""
-        check_losses(losses, n_rows(batch))
-        return losses
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
@@ -259,9 +226,7 @@ def _hash(tensor: Tensor, found: Any) -> Tensor:  # Any: a hash of hashlib
     return tensor
 
 
-def _fetcher(
-    dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None, *, one_by_one: bool = False
-) -> Fetch:
+def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
     """Return the fastest function from indices to a collated batch of `dataset`'s records."""
     if collate_fn is None and _is_stored(dataset):
         return lambda indices: tuple(_rows(dataset.tensors, indices))
@@ -272,13 +237,11 @@ def _fetcher(
         inner, chosen = _fetcher(dataset.dataset, None), np.asarray(dataset.indices, np.int64)
         return lambda indices: inner(chosen[indices])
     collate = default_collate if collate_fn is None else collate_fn
-    if one_by_one:
 
-        def one(index: int) -> Batch:
-            return collate_records(collate, read_records(dataset, [index]))
+    def one(index: int) -> Batch:
+        return collate_records(collate, read_records(dataset, [index]))
 
-        return lambda indices: stacked([one(index) for index in indices.tolist()])
-    return lambda indices: collate_records(collate, read_records(dataset, indices.tolist()))
+    return lambda indices: stacked([one(index) for index in indices.tolist()])
 
 
 def _is_stored(dataset: Any) -> bool:

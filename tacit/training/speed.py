@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 
 from tacit._check import one_of, whole
-from tacit.training.engines import engine_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +21,6 @@ class Speed:
         Pad every microbatch to one shape, for compilers of your own.
     num_workers
         Processes that fetch records ahead.
-    engine
-        "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
-        "program" traces the program of one example on synthetic values and maps it over the lot, so
-        that examples cannot influence each other; it replaces the tests of isolation. With it,
-        `lengths`, `num_workers`, `static_shapes`, `max_microbatch` and `compile` are as useful as
-        before. The data set, `collate_fn` and `augment` are called on one record at a time; records
-        of different lengths need `collate_fn=tacit.training.PadTo(...)`, after which `lengths` is
-        not needed.
     compile
         Compile the clipped sum of `private.step` and `private.backward()`, and replay it as a CUDA
         graph on a GPU. Microbatches are padded to a multiple of some rows. The first step takes
@@ -45,7 +36,6 @@ class Speed:
     max_microbatch: int | None = None
     static_shapes: bool = False
     num_workers: int = 0
-    engine: str = "auto"
     compile: bool | Literal["auto"] = "auto"
     lengths: Any = field(default=None, repr=False, compare=False)  # Any: a sequence; private
 
@@ -53,10 +43,7 @@ class Speed:
         if self.max_microbatch is not None:
             whole(max_microbatch=self.max_microbatch, least=1)
         whole(num_workers=self.num_workers)
-        engine_named(self.engine)
         one_of((True, False, "auto"), compile=self.compile)
-        if self.compile is True and self.engine in ("vmap", "loop"):
-            raise ValueError(f"compile must be False with engine={self.engine!r}, got True.")
         if self.lengths is not None and (self.static_shapes or self.compile is True):
             raise ValueError(
                 "lengths must be left out with compile=True and static_shapes, whose microbatches "

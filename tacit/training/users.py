@@ -33,8 +33,6 @@ from tacit.training.tree import Batch, LossFn, check_losses, map_rows, map_tenso
 
 _CLEARLY_LESS = 0.6  # noise of record sampling over that of user sampling: see `advise_sampling`
 Combine = Literal["mean", "sum", "program"]
-_ROWS_OF_A_PART = 64
-"""Rows that a part of a lot must save: a further call of the engine costs about as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +102,7 @@ class Unit(NamedTuple):
             )
         return dataset[[name for name in dataset.columns if name != ids]], dataset[ids]
 
-    def grouped(
-        self, records: Records, ids: Any, *, has_one_shape: bool, has_own_widths: bool = False
-    ) -> Records:
+    def grouped(self, records: Records, ids: Any) -> Records:
         """Return the records as examples of this unit: users, or records of which some are left."""
         if self.users is None:
             return records
@@ -115,19 +111,17 @@ class Unit(NamedTuple):
             return records  # a user is a record: nothing to choose and nothing to combine
         if self.users.sampled == "records":
             return KeptRecords(records, found, most)
-        combine = self.users.combine
-        widths = {"has_one_shape": has_one_shape, "has_own_widths": has_own_widths}
-        return UserRecords(records, found, most, combine=combine, **widths)
+        return UserRecords(records, found, most, combine=self.users.combine)
 
     def program(
-        self, records: Records, loss_fn: LossFn | None, augment: Any, views: int
-    ) -> tuple[LossFn | None, Any]:  # Any: a function of batches, or None
+        self, records: Records, loss_fn: LossFn, augment: Any, views: int
+    ) -> tuple[LossFn, Any]:  # Any: a function of batches, or None
         """Return loss and augmentation for batches of these records."""
         if not records.of_users:
             return loss_fn, augment
         assert self.users is not None
         by_user = loss_fn
-        if loss_fn is not None and self.users.combine != "program":
+        if self.users.combine != "program":
             by_user = partial(losses_by_user, loss_fn, self.users.combine)
         return by_user, augment and partial(augment_by_user, augment, views)
 
@@ -154,7 +148,7 @@ class _OfUsers(Records):
 
     def __init__(self, inner: Records, users: RecordsOfUsers, most: int) -> None:
         self._inner, self._users, self._most = inner, users, most
-        self.dataset, self.program = inner.dataset, inner.program
+        self.dataset = inner.dataset
         self.device, self.guard = inner.device, inner.guard
         self.is_stored, self.is_plain = inner.is_stored, inner.is_plain
         self.collate_fn = inner.collate_fn
@@ -172,10 +166,8 @@ class UserRecords(_OfUsers):
     """Users in place of records: example i is user i, with the user's records on the second axis.
 
     A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
-    (users, slots) of the slots that count. Others repeat records of the same user. With
-    `has_one_shape` all batches have the same number of slots, at most `most`, else as few as the
-    users of a batch need. With `has_own_widths`, users of a batch need equally many: the next power
-    of two, by each user's own number of records.
+    (users, slots) of the slots that count. Others repeat records of the same user. The users of a
+    batch have equally many slots: the next power of two, by each user's own number of records.
 
     A loop of another library sees the records of all slots as rows of one batch, and gives a loss
     for each of them, which are combined here. With `combine` "program" it sees the pair.
@@ -190,62 +182,41 @@ class UserRecords(_OfUsers):
         most: int,
         *,
         combine: Combine = "mean",
-        has_one_shape: bool = False,
-        has_own_widths: bool = False,
     ) -> None:
         super().__init__(inner, users, most)
-        self._saves = 1 if has_own_widths else _ROWS_OF_A_PART
         self._combine: Combine = combine
-        self._widest = min(most, int(users.counts.max()))  # slots that some user fills
-        self._width = self._widest if has_one_shape else None
 
     def __len__(self) -> int:
         return len(self._users)
 
     def fetch_on_host(self, indices: Indices, seed: int = 0) -> Batch:
         """Return users as one batch on the device where their records are stored."""
-        return self._batch(indices, seed, self._width)
-
-    def widest(self, indices: Indices) -> Batch:
-        """Return users as one batch with as many slots as a batch may have."""
-        return self.to_device(self._batch(indices, 0, self._widest))
+        return self._batch(indices, seed)
 
     def blanks(self) -> list[Batch]:
         """Return a batch of one user for every number of slots that a user may have."""
         self._inner.blanks()  # raises if records have different shapes
         widths = sorted({min(self._most, 1 << k) for k in range(self._most.bit_length() + 1)})
-        whole = map_tensors(torch.zeros_like, self.widest(np.zeros(1, np.int64)))
+        whole = map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
         wider = map_rows(lambda t: t[:, :1].expand(1, self._most, *t.shape[2:]), whole)
         return [map_rows(lambda t, n=n: t[:, :n].clone(), wider) for n in widths]
 
     def in_parts(self, indices: Indices) -> list[Indices]:
-        """Split users into parts with about equally many records, where that saves enough rows."""
-        if self._width is not None or not len(indices):
+        """Split users into parts with equally many slots."""
+        if not len(indices):
             return [indices]
         counts = np.minimum(self._users.counts[indices], self._most)
         order = np.argsort(counts, kind="stable")
         widths = 2 ** np.ceil(np.log2(counts[order])).astype(np.int64)
         ends = np.flatnonzero(np.diff(widths)) + 1
-        parts: list[Indices] = []
-        start = 0
-        for end in ends.tolist():
-            if (end - start) * (widths[end] - widths[end - 1]) >= self._saves:
-                parts.append(np.sort(indices[order[start:end]]))
-                start = end
-        return [*parts, np.sort(indices[order[start:]])]
+        return [np.sort(indices[part]) for part in np.split(order, ends)]
 
     def for_loop(self, batch: Batch) -> Batch:
         """Return the records of all slots as rows, or the batch itself with `combine` "program"."""
         return batch if self._combine == "program" else _in_rows(batch[0])
 
-    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Return one loss for each user: the mean or sum over the records that count."""
-        if self._combine == "program":
-            return super().losses_of_examples(losses, batch)
-        return _combined(losses, batch[1], self._combine)
-
-    def _batch(self, indices: Indices, seed: int, width: int | None) -> Batch:
-        rows, counts = self._users.slots(indices, self._most, width=width, seed=seed)
+    def _batch(self, indices: Indices, seed: int) -> Batch:
+        rows, counts = self._users.slots(indices, self._most, seed=seed)
         if self.is_stored:
             batch = self._inner.fetch_on_host(rows.ravel(), seed)
             split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)

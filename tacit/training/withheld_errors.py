@@ -19,6 +19,7 @@ import dis
 import functools
 import linecache
 import sys
+import sysconfig
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,11 +30,14 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from tacit.errors import IncompatibleModel, ProgramError
-from tacit.training.program_state import LIBRARIES
 from tacit.training.tree import is_out_of_memory, name_of_kind
 
 T = TypeVar("T")
 P = ParamSpec("P")
+LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+"""Folders of Python's own modules and of installed packages: code that the user did not write."""
 _TRAINING, _OWN = (str(folder) for folder in Path(__file__).parents[:2])
 # The functions of this package that call one part of the user's program each.
 _STAGES = {

@@ -1,9 +1,9 @@
 """The clipped sum as two compiled graphs: the forward, and the backward with norms and sums.
 
-`engines.bookkeeping.run` is a function of tensors, so it can be traced whole for one shape of
-batch. The trace is cut where the backward begins, by the partitioner of ordinary compiled training,
-which recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs
-read parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
+`program.mapped.run` is a function of tensors, so it can be traced whole for one shape of batch. The
+trace is cut where the backward begins, by the partitioner of ordinary compiled training, which
+recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs read
+parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
 
 The number of rows is left free, so that one compilation serves lots of every size; a model that
 fixes it is compiled for each number of rows. On a GPU each number of rows is recorded as a CUDA
@@ -17,7 +17,6 @@ clip factors are multiplied by s.
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +25,7 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
-from tacit.training.engines import bookkeeping
-from tacit.training.engines.bookkeeping import NonFinite, confirmed_trace
-from tacit.training.engines.examples import Examples
-from tacit.training.engines.trace import undisturbed
+from tacit.training.examples import Examples
 from tacit.training.gpu.graph_pair import Traced, partition, start_processes
 from tacit.training.gpu.graph_replay import (
     FiniteFlag,
@@ -38,16 +34,18 @@ from tacit.training.gpu.graph_replay import (
     Step,
     report,
 )
-from tacit.training.gpu.python_values import PythonValues, ReadValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.gradients.site import Stale, Unsupported
+from tacit.training.gradients.site import Unsupported
+from tacit.training.program import mapped
+from tacit.training.program.mapped import NonFinite
+from tacit.training.program.programs import Programs
 from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
 
 _MOST_TRACES = 2  # of one layout, before lots are padded to few sizes
-_MOST_VALUES = 2  # of the Python values that a program reads: each takes a compilation
+_MOST_VERSIONS = 2  # of the program, which is new when a Python value changes: each is compiled
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
 
@@ -62,8 +60,7 @@ class NotCompiled(Exception):
 class CompiledSum:
     """The clipped sum for one model, loss and clip rule, compiled.
 
-    It is that of the book-keeping engine, or of `program`, the mapped program of one example; the
-    graphs are made anew when `version()` changes.
+    It is that of the mapped `programs`; the graphs are made anew when these are traced again.
 
     It is called with a batch, 0/1 weights, and the factor by which this step's clip norms differ
     from the rule's. It compiles once for each layout of batch. On a GPU the computation is recorded
@@ -83,23 +80,19 @@ class CompiledSum:
         model: nn.Module,
         loss_fn: Callable[..., Tensor],
         clip: Clip,
+        programs: Programs,
         *,
         augmentations: int = 1,
         bounded: bool = False,
-        program: Callable[..., ClippedSum] | None = None,
-        version: Callable[[], int] = int,
     ) -> None:
         self.model = model
-        self._program = program
-        self._version, self._known_version = version, version()
+        self._programs, self._traces = programs, programs.traces
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
         self.bounded = bounded
         self._modules = list(model.modules())
-        self._values = PythonValues(model, loss_fn)
-        self._known_values: list[tuple[Any, ...]] = []
-        self._reads: list[tuple[Callable[[], Any], Any]] = []  # see `ReadValues`
+        self._versions: set[int] = set()  # of the program that were compiled, by `traces`
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
@@ -116,9 +109,9 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite, self.deferred = True, None
-        if self._version() != self._known_version:
+        if self._programs.traces != self._traces:
             self._graphs.clear()
-            self._known_version = self._version()
+            self._traces = self._programs.traces
         self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
@@ -142,12 +135,11 @@ class CompiledSum:
         `weights` is 0 for rows that are padding. With `reuse`, the result may be in memory that the
         next call overwrites.
         """
-        self._check_reads()
         mask = weights if weights.dtype == torch.bool else weights > 0
         graphs = self._in_lot()
         runs, traced, tensors = self._graphs_for(graphs, batch, mask)
         if (run := runs.get(mask.shape[0])) is None:
-            with undisturbed(self.model), _compiling():
+            with _undisturbed(self._device), _compiling():
                 if mask.is_cuda and traced.is_compiled:
                     run = ReplayedStep(traced.run, mask, tensors, recordings=graphs.recordings)
                 else:
@@ -172,7 +164,6 @@ class CompiledSum:
         prepared: `deferred` is then the replay that computes it, which is left to the caller. A
         model that draws random numbers is not deferred: their seed is set for this call.
         """
-        self._check_reads()
         graphs = self._in_lot()
         if microbatch.rows not in graphs.of_rows:
             batch, mask = _padded(microbatch)
@@ -180,7 +171,7 @@ class CompiledSum:
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
             if is_contiguous and traced.is_compiled:
-                with undisturbed(self.model), _compiling():
+                with _undisturbed(self._device), _compiling():
                     shared = graphs.recordings
                     run = ReplayedStep(traced.run, mask, tensors, data, recordings=shared)
             graphs.of_rows[microbatch.rows] = run, traced
@@ -211,12 +202,10 @@ class CompiledSum:
     def _state(self) -> tuple[Any, ...]:
         """Return the settings that are fixed in a graph, as a key for the cache of graphs.
 
-        These are the modes of the modules, which parameters train, autocast and precision settings,
-        and the Python values that the program reads.
+        These are the modes of the modules, which parameters train, autocast and precision settings.
         """
         kind = self._device.type
         return (
-            self._values(),
             tuple(module.training for module in self._modules),
             tuple(tensor.requires_grad for tensor in self._tensors()),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
@@ -259,15 +248,12 @@ class CompiledSum:
         fits = (t for t in graphs.traced if t.rows is None or t.rows.serve(rows))
         traced = next(fits, None)
         if traced is None:
-            self._check_values()
+            self._check_versions()
             # A resumed run builds its graphs at another step, so building them must not draw from
             # the random stream.
-            with undisturbed(self.model), _compiling():
+            with _undisturbed(self._device), _compiling():
                 traced = self._traced(batch, mask, tensors)
             graphs.traced.append(traced)
-            if self._known_values:  # from now on with the tensors that this graph reads
-                self._known_values[-1] = self._values()
-            self._graphs[self._state()] = of_state
             self.has_fixed_rows = self.has_fixed_rows or len(graphs.traced) > _MOST_TRACES
         return graphs.runs, traced, tensors
 
@@ -276,21 +262,11 @@ class CompiledSum:
         is_free = traced.rows is None or traced.rows.are_free()
         self.has_fixed_rows = self.has_fixed_rows or not is_free
 
-    def _check_reads(self) -> None:
-        """Raise if a tensor has changed out of which the program has read a Python number."""
-        if not ReadValues.are_equal(self._reads):
-            raise NotCompiled(
-                "the program reads a Python number out of a tensor that changes. Use the tensor "
-                "itself, which a compiled step reads anew each time"
-            )
-
-    def _check_values(self) -> None:
-        """Raise if the Python values that the program reads keep changing, each time anew."""
-        values = self._values()
-        if values not in self._known_values:
-            self._known_values.append(values)
-        if len(self._known_values) > _MOST_VALUES:
-            changed = self._values.name_of_change(*self._known_values[-2:])
+    def _check_versions(self) -> None:
+        """Raise if the program has been traced again so often that compiling does not pay."""
+        self._versions.add(self._programs.traces)
+        if len(self._versions) > _MOST_VERSIONS:
+            changed = ", ".join(self._programs.changed) or "the mode of a module"
             raise NotCompiled(
                 f"the program reads a Python value that changes ({changed}), and would be compiled "
                 "for each. Hold it in a tensor, such as a buffer, instead"
@@ -299,8 +275,6 @@ class CompiledSum:
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
-        examples = Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded)
-        run = self._by_bookkeeping(examples) if self._program is None else self._program
         _, rebuild = take_apart(batch)
 
         chosen: list[NonFinite] = []
@@ -320,32 +294,22 @@ class CompiledSum:
             clip = _Rescaled(self.clip, factor, self._flag, chosen)
             given = rebuild(given)
             examples = Examples(self.model, self.loss_fn, given, mask, self.views, self.bounded)
-            with reads:
-                found = run(examples, clip, seeded=seeded, nonfinite=choose)
+            how = {"seeded": seeded, "nonfinite": choose}
+            found = mapped.run(examples, clip, programs=self._programs, **how)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
-        reads = ReadValues()
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
         traced = partition(joint, example)
-        self._values.watch(traced.constants)
-        self._reads += reads.found
         return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
 
-    def _by_bookkeeping(self, examples: Examples) -> Callable[..., ClippedSum]:
-        """Return the sum by the book-keeping engine."""
-        trace = confirmed_trace(examples, self.clip).trusted()
 
-        def run(
-            examples: Examples, clip: Clip, *, seeded: Callable[[Tensor], Tensor], **options: Any
-        ) -> ClippedSum:
-            def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-                return seeded(self.loss_fn(model, batch))
-
-            examples = replace(examples, loss_fn=loss_fn)
-            return bookkeeping.run(examples, clip, trace=trace, **options)
-
-        return run
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore torch's random state after the block, in which gradients are computed."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -365,8 +329,6 @@ def _compiling() -> Iterator[None]:
             raise
         kind = type(error).__name__
         reason = f"torch's compiler raised {kind}"
-        if isinstance(error, Stale):
-            reason = "the program uses its parameters in another way than when it was traced"
         if "DataDependent" in kind:
             reason = "what the program computes depends on values of the batch, such as lengths"
         raise NotCompiled(reason) from error

@@ -41,7 +41,6 @@ class Traced(NamedTuple):
     is_compiled: bool = True
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
     rows: "_Rows | None" = None  # the numbers of rows that it serves; None for all
-    constants: tuple[Tensor, ...] = ()  # parameters, buffers and other tensors that it reads
 
 
 def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
@@ -96,7 +95,7 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
         return list(compiled[1](saved))
 
     rows = _Rows(mode.shape_env, example[2].shape[0])
-    return Traced(step, _bytes_held(forward), draws, rows=rows, constants=tuple(constants))
+    return Traced(step, _bytes_held(forward), draws, rows=rows)
 
 
 def _take_rows(backward: fx.GraphModule, rows: Any) -> bool:

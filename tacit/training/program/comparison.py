@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
+from tacit.training import record_loop
 from tacit.training.clip import Clip, ClippedSum, trainable
-from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
+from tacit.training.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
@@ -36,7 +36,6 @@ from tacit.training.program.first_difference import first_difference
 from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import LotDraws
 from tacit.training.program.torch_internals import TorchDispatchMode
-from tacit.training.rounding import as_double
 from tacit.training.tree import (
     Batch,
     LossFn,
@@ -184,7 +183,7 @@ class Comparison:
         """Raise `IncompatibleModel` unless a lot has the losses and gradients of its examples."""
         try:
             if self.double is not None:
-                self._require_same_meaning(self.double, as_double(lot))
+                self._require_same_meaning(self.double, _as_double(lot))
                 return
         except IncompatibleModel:
             raise
@@ -396,7 +395,7 @@ class Comparison:
         many = map_rows(lambda t: torch.cat([t] * 6), lot)
         times = []
         for run in (
-            lambda: self._sum(loop.run, clip, lot, nullcontext()),
+            lambda: self._sum(record_loop.run, clip, lot, nullcontext()),
             lambda: self._run(self.model, many, nullcontext()),
         ):
             run()
@@ -518,6 +517,10 @@ def random_lot(blank: Batch, draw: Callable[..., Tensor] = torch.randn) -> Batch
         return torch.zeros(shape, dtype=t.dtype, device=t.device)
 
     return map_rows(drawn, blank)
+
+
+def _as_double(batch: Batch) -> Batch:
+    return map_rows(lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
 def resampled_like(batch: Batch, blank: Batch) -> Batch:

@@ -8,7 +8,7 @@ factored per-example gradients on the `MappedTape`. Norms, factors and the clipp
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from tacit.training.clip import (
     group_of,
     zeros_for,
 )
-from tacit.training.engines.bookkeeping import NonFinite
-from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
+from tacit.training.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
     Dense,
@@ -47,6 +46,13 @@ from tacit.training.program.rules import REWRITTEN, RULES, Rule
 from tacit.training.program.stacked import stack
 from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
 from tacit.training.tree import require_gradient, with_rows
+
+NonFinite = Literal["look", "mask", "ignore"]
+"""What to do about examples whose gradient is not finite, which must add zero: "look" at the norms
+and mask such examples only if there are any (waits for the device); always "mask" (a pass over the
+activations, and a copy of them); or "ignore", where the caller looks at the norms and uses the sum
+only if all of them are finite.
+"""
 
 
 def run(

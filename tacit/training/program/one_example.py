@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
-from tacit.training.engines.examples import as_written
+from tacit.training.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy

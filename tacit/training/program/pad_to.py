@@ -93,16 +93,12 @@ class PadTo:
     def __repr__(self) -> str:
         return f"PadTo(lengths={self.lengths})"
 
-    def require_fitting(self, *, is_program: bool, stacks: bool) -> None:
+    def require_fitting(self, *, stacks: bool) -> None:
         """Raise `ValueError` if several lengths do not fit other options of a run.
 
         `stacks` says that records are stacked, as those of one user are.
         """
-        if len(self.lengths) == 1:
-            return
-        if not is_program:
-            raise ValueError("PadTo with several lengths needs speed=Speed(engine='program').")
-        if stacks:
+        if stacks and len(self.lengths) > 1:
             raise ValueError(
                 "PadTo must have one length with users or static_shapes, whose records are "
                 "stacked: PadTo(lengths=[n])."

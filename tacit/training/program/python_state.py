@@ -31,9 +31,10 @@ from torch import Tensor, nn
 
 from tacit.training.program import torch_internals
 from tacit.training.program.tensor_values import is_placeholder
-from tacit.training.program_state import GENERATORS, LIBRARIES, is_own_module
+from tacit.training.withheld_errors import LIBRARIES
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _NOT_READ = (torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset)
 _FOREIGN = (*LIBRARIES, str(Path(__file__).parents[2]))
 _ALWAYS_RUN = {"forward", *(f"__{n}__" for n in ("call", "getattr", "getitem", "iter", "len"))}
@@ -282,7 +283,7 @@ class PythonState:
 
     def _class(self, _: str, value: type) -> None:
         label, module = value.__name__, sys.modules.get(value.__module__)
-        is_own = value.__module__ == "__main__" or is_own_module(module)
+        is_own = value.__module__ == "__main__" or _is_own_module(module)
         if not (is_own or issubclass(value, nn.Module)) or value is nn.Module:
             return
         write = functools.partial(type.__setattr__, value)
@@ -298,7 +299,7 @@ class PythonState:
 
     def _python_module(self, label: str, value: types.ModuleType) -> None:
         held = vars(value)
-        for name in held if is_own_module(value) else ():
+        for name in held if _is_own_module(value) else ():
             write = held.__setitem__
             self._when_named(name, self._slot, f"{label}.{name}", held, name, write)
 
@@ -333,7 +334,7 @@ _KINDS: list[tuple[Any, Callable[..., None]]] = [
     ((list, deque, set), PythonState._list),
     ((tuple, frozenset), PythonState._tuple),
     (random.SystemRandom, lambda *_: None),
-    (GENERATORS, PythonState._generator),
+    (_GENERATORS, PythonState._generator),
     (type(functools.lru_cache(len)), PythonState._cache),
     (types.FunctionType, PythonState._function),
     (types.MethodType, lambda s, name, v: s._tuple(name, (v.__self__, v.__func__))),
@@ -378,3 +379,9 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _comparable(state: Any) -> Any:
     return bytes(state.numpy()) if isinstance(state, Tensor) else repr(state)
+
+
+def _is_own_module(value: Any) -> bool:
+    """Return whether `value` is a module that neither Python nor an installed package brought."""
+    file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
+    return file is not None and not file.startswith(_FOREIGN)

@@ -1,4 +1,4 @@
-"""What a run with `engine="program"` does before anything is paid: trace, compare, choose.
+"""What a run does before anything is paid: trace, compare, choose.
 
 The program of one example is traced for every shape that a record can have. If it cannot be traced,
 the user's own Python code runs instead, on one record at a time. Either way the program is compared
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
+from tacit.training import record_loop
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered
-from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples, as_views, losses_of, views_one_by_one
+from tacit.training.examples import Examples, as_views, losses_of, views_one_by_one
 from tacit.training.key import randomness
 from tacit.training.memory_limit import starting_limit
 from tacit.training.program import mapped
@@ -68,11 +68,12 @@ class Started(NamedTuple):
     programs: Programs | None
     statement: str
     bytes_of_example: int
+    blank: Batch  # an example of zeros, of the largest shape
 
 
 def start(
     model: nn.Module,
-    loss_fn: LossFn | None,
+    loss_fn: LossFn,
     records: "Records",
     augment: Callable[[Batch], Batch] | None,
     clip: Clip,
@@ -87,8 +88,6 @@ def start(
     Of the records, only the shapes are used, and values that are not tensors and must be the same
     for all. `usual` is the size of a lot.
     """
-    if loss_fn is None:
-        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
     blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
     if check:
@@ -114,8 +113,8 @@ def start(
                 comparison.require_usual_size(losses, clip, lot, rows)
             if reason:
                 _warn(reason, comparison.cost_of_loop(clip, lot))
-                return Started(loop.run, None, ONE_AT_A_TIME, needed)
-            return Started(engine.run, programs, BY_CONSTRUCTION, needed)
+                return Started(record_loop.run, None, ONE_AT_A_TIME, needed, zeros[-1])
+            return Started(engine.run, programs, BY_CONSTRUCTION, needed, zeros[-1])
         except IncompatibleModel:
             raise
         except Exception as error:

@@ -1,16 +1,14 @@
 """The seam of DP-SGD: the sum of clipped per-example gradients.
 
-Everything that makes clipping fast (book-keeping, ghost norms, vmap, mixed precision, compiled
+Everything that makes clipping fast (the traced program, ghost norms, mixed precision, compiled
 graphs) is behind `clipped_sum`. Noise, accounting and the optimizer are in front of it and depend
 on none of that.
 
-Guarantee. Let S(D) be the sum over the examples of a batch D. Each example adds a vector whose norm
-is at most the clip rule's bound in every group, whatever the other examples are, and an example
-with a non-finite gradient adds zero. So adding or removing one example moves S by at most
-`clip.l2_sensitivity`, up to the rounding of the contraction, for which the factors leave room.
-
-An engine is a function `(examples, clip) -> ClippedSum`. All give the same value; they differ in
-cost and in which models they take. An engine raises `Unsupported` for a model that it cannot take.
+Guarantee. Let S(D) be the sum over the examples of a batch D. Each example is computed by its own
+run of the traced program of one example (`program`), or alone (`record_loop`), and adds a vector
+whose norm is at most the clip rule's bound in every group; an example with a non-finite gradient
+adds zero. So adding or removing one example moves S by at most `clip.l2_sensitivity`, up to the
+rounding of the contraction, for which the factors leave room.
 """
 
 import sys
@@ -18,23 +16,22 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tacit._check import one_of, whole
+from tacit._check import whole
+from tacit.training import record_loop
+from tacit.training.batch_norm import check_layers, norm_layers
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
-from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.engines.examples import Examples, as_views, views_one_by_one
-from tacit.training.engines.traced import TracedLotSum
+from tacit.training.examples import Examples, views_one_by_one
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
-from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.program import mapped
+from tacit.training.program.one_example import Untraceable
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -52,30 +49,7 @@ if TYPE_CHECKING:
     from tacit.training.lots import Lot, PendingMicrobatch
     from tacit.training.program.start import Started
 
-__all__ = [
-    "ENGINES",
-    "Clip",
-    "ClippedSum",
-    "LossFn",
-    "LotSum",
-    "TracedLotSum",
-    "clipped_sum",
-    "engine_named",
-    "in_halves",
-]
-
 T = TypeVar("T")
-Engine = Callable[[Examples, Clip], ClippedSum]
-
-# Cheapest first; each takes every model the one before it takes.
-ENGINES: dict[str, Engine] = {
-    "bookkeeping": bookkeeping.run,
-    "vmap": vmap.run,
-    "loop": loop.run,
-    "program": mapped.run,
-}
-# By model, then by loss and shapes: where vmap was found to fail.
-_looped: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 
 
 def clipped_sum(
@@ -84,7 +58,6 @@ def clipped_sum(
     batch: Batch,
     clip: Clip,
     *,
-    engine: str = "auto",
     weights: Tensor | None = None,
     augmentations: int = 1,
     chunk: int | None = None,
@@ -92,6 +65,9 @@ def clipped_sum(
     segments: Tensor | None = None,
 ) -> ClippedSum:
     """Return the sum over a batch of each example's clipped gradient. Private.
+
+    The program of one example is traced and mapped over the batch. One that cannot be traced runs
+    on one example after the other, after a warning.
 
     Parameters
     ----------
@@ -104,10 +80,6 @@ def clipped_sum(
         axis, except those without axes.
     clip
         `Flat`, `PerLayer`, `PerGroup` or `Automatic`.
-    engine
-        "auto", "bookkeeping", "vmap" or "loop". All give the same sum; they differ in cost and in
-        which models they take. "auto" takes the first of these that can. "program" traces the
-        program of one example and maps it over the batch, so that examples cannot meet.
     weights
         0 or 1 for each example, shape (examples,). A row of weight 0 adds exactly zero whatever it
         holds, so that batches can be padded to one shape.
@@ -118,7 +90,7 @@ def clipped_sum(
         Most examples handled at once; memory grows with it, the sum does not depend on it.
     bounded
         Add in float64, and clip such that the effect of rounding is bounded, see
-        `tacit.training.arithmetic`. Engines other than "bookkeeping" always do.
+        `tacit.training.arithmetic`.
     segments
         A whole number for each row, such as that of a user: the gradients of rows with the same
         number are averaged and clipped once, so that "example" stands for "segment" above.
@@ -135,28 +107,33 @@ def clipped_sum(
     >>> clipped_sum(model, loss_fn, batch, Flat(1.0)).sums["weight"].round(decimals=3)
     tensor([[-0.6000, -0.8000]])
     """
-    run = engine_named(engine)
     views = whole(augmentations=augmentations, least=1)
     if segments is not None:
         batch, loss_fn = in_segments(batch, segments, loss_fn)
         views = 1  # the views of a segment's rows are rows of the segment
+    check_layers(norm_layers(model))
     examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):
         if 0 < len(examples) <= step:
-            return run(examples, clip)
+            return _summed(examples, clip)
         total = ClippedSum.zeros(model, clip, dtype=torch.float64 if bounded else None)
         for start in range(0, len(examples), step or 1):
-            total += run(examples.part(start, start + step), clip)
+            total += _summed(examples.part(start, start + step), clip)
         return total
 
 
-def engine_named(name: str) -> Engine:
-    """Return the engine called `name`; "auto" tries the cheapest first and then the others."""
-    if name == "auto":
-        return _cheapest
-    one_of(("auto", *ENGINES), engine=name)
-    return ENGINES[name]
+def _summed(examples: Examples, clip: Clip) -> ClippedSum:
+    try:
+        return mapped.run(examples, clip)
+    except (Untraceable, Unsupported) as error:
+        warnings.warn(
+            f"The program of one example cannot be traced: {error.reason}. So examples run one at "
+            "a time, which is slow.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return record_loop.run(examples, clip)
 
 
 class LotSum:
@@ -165,8 +142,7 @@ class LotSum:
     Parameters
     ----------
     loss_fn
-        Computes one loss per example. None if the user's loop computes the losses itself; then
-        this object cannot sum a lot.
+        Computes one loss per example.
     views, augment
         Each example is repeated `views` times and `augment` turns the repeated rows into views; the
         gradient of an example is the mean over its views.
@@ -179,30 +155,29 @@ class LotSum:
     noisy_loss
         How the examples' losses are added, if the run releases them; else None.
     started
-        The traced program, or the loop in its place, with `engine="program"`.
+        The traced program, or the loop over records in its place.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFn | None,
+        loss_fn: LossFn,
         clip: Clip,
         *,
-        engine: str = "auto",
+        started: "Started",
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool | Literal["auto"] = False,
         reason: str = "",
         bounded: bool = False,
         noisy_loss: NoisyLoss | None = None,
-        started: "Started | None" = None,
     ) -> None:
         self._noisy_loss = noisy_loss
         self._reason = reason
         self._bounded = bounded
         self._model = model
         self._loss_fn = loss_fn
-        self._engine = engine_named(engine) if started is None else started.engine
+        self._engine = started.engine
         self._views = views
         self._augment = augment
         self._norms = norm_layers(model)
@@ -213,24 +188,20 @@ class LotSum:
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
         self._may_fail = compile == "auto"
-        self._views_of = as_views if started is None else views_one_by_one
-        self._programs = None if started is None else started.programs
-        is_fixed = started is None or (self._programs is not None and not self._programs.moving)
+        self._programs = programs = started.programs
+        is_fixed = programs is not None and not programs.moving
         if compile is True and not is_fixed:
             raise ValueError(
                 "compile=True needs a program that is traced once. This one is traced again for "
                 "each lot or runs record by record, as the warning above says. Leave compile out."
             )
         # Also if that fails, as it will again.
-        self.compiles = bool(compile) and loss_fn is not None and is_fixed
-        if self.compiles and loss_fn is not None:
+        self.compiles = bool(compile) and is_fixed
+        if self.compiles and programs is not None:
             from tacit.training import gpu
 
-            options: dict[str, Any] = {"augmentations": views, "bounded": bounded}
-            if (programs := self._programs) is not None:
-                options["program"] = partial(mapped.run, programs=programs)
-                options["version"] = lambda: programs.traces
-            self._compiled = gpu.CompiledSum(model, loss_fn, clip, **options)
+            options = {"augmentations": views, "bounded": bounded}
+            self._compiled = gpu.CompiledSum(model, loss_fn, clip, programs, **options)
 
     def __call__(
         self,
@@ -315,13 +286,8 @@ class LotSum:
 
     def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
-        if self._loss_fn is None:
-            raise ValueError(
-                "loss_fn must be given to make_private for private.step and private.backward(). "
-                "Without it, give the losses: private.backward(losses)."
-            )
         batch, weights = microbatch.batch, microbatch.weights
-        batch = self._views_of(batch, self._views, self._augment)
+        batch = views_one_by_one(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
             assert weights is not None  # compiled batches are padded
             reuse = not microbatch.is_half  # halves are collected before they are added
@@ -362,7 +328,7 @@ class LotSum:
         On a GPU a CUDA graph reads the finished sum, and it reads fixed addresses.
         """
         if self._running is None or not self._is_on_gpu:
-            is_double = self._bounded or self._engine in (vmap.run, loop.run)
+            is_double = self._bounded or self._programs is None
             dtype = torch.float64 if is_double else None
             self._running = ClippedSum.zeros(self._model, clip, dtype=dtype)
         else:
@@ -401,25 +367,6 @@ def in_halves(
     on_halved(-(-rows // 2))
     halves = microbatch.halves()
     return [part for half in halves for part in in_halves(compute, half, on_halved=on_halved)]
-
-
-def _cheapest(examples: Examples, clip: Clip) -> ClippedSum:
-    try:
-        return bookkeeping.run(examples, clip)
-    except Unsupported:
-        key = bookkeeping.signature(examples)
-    looped = _looped.setdefault(examples.model, set())
-    if key not in looped:
-        try:
-            return vmap.run(examples, clip)
-        except Unsupported:
-            looped.add(key)
-            warnings.warn(
-                "This model runs one example at a time: neither a layer rule nor vmap can take it.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-    return loop.run(examples, clip)
 
 
 def _mask(batch: Batch, views: int, weights: Tensor | None) -> Tensor:

@@ -40,8 +40,7 @@ class Examples:
         Shape (examples,): True for the examples that count. The others, such as padding, add
         exactly zero to the sum whatever they hold.
     bounded
-        Whether the book-keeping engine uses its bounded mode (`tacit.training.arithmetic`). Other
-        engines are bounded in any case.
+        Whether rounding must be bounded (`tacit.training.arithmetic`).
     noisy_loss
         How the losses are added, if the run releases them too.
     sparse
