@@ -20,6 +20,7 @@ from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
 from tacit.training.callbacks import Callback
+from tacit.training.checkpoint import open_checkpoint
 from tacit.training.checkpoint_file import Checkpoint
 from tacit.training.clip import Clip, ClippedSum, Flat
 from tacit.training.distributed import Ranks, checksum, unwrapped
@@ -236,7 +237,6 @@ def make_private(
     run = Private(
         model,
         optimizer,
-        loss_fn,
         parameters=parameters,
         plan=plan,
         lots=lots,
@@ -421,7 +421,7 @@ def _claimed(
                 "Finish that run or delete it first."
             )
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
-    run.open_checkpoint()
+    open_checkpoint(run)
     return run
 
 
