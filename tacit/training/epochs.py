@@ -19,7 +19,6 @@ from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import TrainingPlan
-from tacit.training.tree import Batch
 
 if TYPE_CHECKING:
     from tacit.training.isolation import Isolation
@@ -50,10 +49,6 @@ class Epoch:
     def __len__(self) -> int:
         """Return the number of steps that remain in the epoch."""
         return max(0, self.end - self._run.steps_taken)
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield microbatches of the epoch for a loop of your own: see `Private.batches`."""
-        return self._run.batches_until(self.end)
 
     def __repr__(self) -> str:
         return f"Epoch({self.number} of {self.total}, until step {self.end})"

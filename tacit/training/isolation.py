@@ -46,7 +46,7 @@ from tacit.training.engines.examples import Examples, as_views, as_written
 from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot, Lots
-from tacit.training.program_state import ProgramState, drawn_so_far
+from tacit.training.program_state import drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.rounding import Gradient, as_double
 from tacit.training.tree import (
@@ -79,7 +79,6 @@ class Isolation:
 
     next_check: float = math.inf
     is_certain: bool = False
-    is_of_loop: bool = True  # whether a loop of the user's computes what was tested, as far as seen
 
     def __init__(self, statement: str, *, guard: ErrorGuard, is_certain: bool = False) -> None:
         self._statement = statement
@@ -99,14 +98,6 @@ class Isolation:
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
-
-    def tests_loop(self, step: int) -> bool:  # noqa: ARG002  # for `CheckedIsolation`
-        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
-        return False
-
-    def losses_of_batch(self, batch: Batch) -> Tensor:
-        """Return the losses of a batch by the program that was tested. Private."""
-        raise NotImplementedError
 
     def check_first(self, rows: int, key: Key, *, usual: Sequence[int]) -> int:  # noqa: ARG002  # for `CheckedIsolation`
         """Raise `IncompatibleModel` if a test before the run fails; here there is none.
@@ -150,15 +141,12 @@ class CheckedIsolation(Isolation):
         self.first_lots: FirstLots | None = None
         self._takes_gradients = False  # whether the program has been seen to
         self._refusal: IncompatibleModel | None = None
-        self._has_seen_loop = False
 
     @property
     def statement(self) -> str:
         """How many tests were made, or that one failed."""
         if self.is_void:
             return "examples influence each other: this run has no guarantee"
-        if not self.is_of_loop:
-            return "not tested: the loop computes other losses than loss_fn"
         return f"tested, {self.checks} checks"
 
     @property
@@ -168,20 +156,7 @@ class CheckedIsolation(Isolation):
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
-        return chance_of_missing(share, self.halves if self.is_of_loop else 0)
-
-    def tests_loop(self, step: int) -> bool:
-        """Return whether the losses of a loop are to be compared with `loss_fn` in this step."""
-        return self.is_of_loop and (not self._has_seen_loop or step >= self.next_check)
-
-    def losses_of_batch(self, batch: Batch) -> Tensor:
-        """Return the losses of a batch; what the program keeps meanwhile is put back. Private."""
-        self._has_seen_loop = True
-        state = ProgramState(*self.roots)
-        try:
-            return self.loss_fn(self.model, batch)
-        finally:
-            state.restore()
+        return chance_of_missing(share, self.halves)
 
     def before_the_first_record(self, ranks: Ranks) -> None:
         """Keep a copy of this process, in which the program has seen no record, for `check_first`.

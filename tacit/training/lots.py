@@ -44,8 +44,8 @@ class _Cut(NamedTuple):
 class Lot:
     """The records of one step; private. Pass it to `Private.step`, or use it as a batch.
 
-    Unpacked (`x, y = lot`) or indexed (`lot["x"]`, `model(**lot)`) it is the whole lot as one
-    collated batch. An empty lot then has one row of zeros with weight 0.
+    Unpacked (`x, y = lot`) or indexed (`lot["x"]`) it is the whole lot as one collated batch, for a
+    look at shapes; an empty lot is one row of zeros. Nothing accounts for what is computed from it.
     """
 
     def __init__(
@@ -59,36 +59,24 @@ class Lot:
         self.source = source
         self.key = source.key
         self.step = step
-        self.on_unpack: Callable[[Microbatch], None] | None = None
         self._indices = source.indices(step)
         self._cut = cut
         self._prefetched = prefetched
-        self._whole: Microbatch | None = None
+        self._whole: Batch | None = None
 
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
-    def pending(self, *, for_step: bool = True) -> Iterator[PendingMicrobatch]:
-        """Yield the microbatches before their records are read; none for an empty lot. Private.
-
-        Unless they are for `Private.step`, they have no padding that only compiled steps need.
-        """
+    def pending(self) -> Iterator[PendingMicrobatch]:
+        """Yield the microbatches before their records are read; none for an empty lot. Private."""
         cut = self.source.cut(self._indices) if self._cut is None else self._cut
-        if not (for_step or self.source.pads_all):
-            cut = [part._replace(rows=len(part.indices)) for part in cut]
         for number, part in enumerate(cut):
             yield PendingMicrobatch(*part, partial(self._fetch, part, number))
 
-    def microbatches(self) -> Iterator[Microbatch]:
-        """Yield microbatches for a loop of the user's; none for an empty lot. Private."""
-        return (pending.fetch() for pending in self.pending(for_step=False))
-
-    def whole(self) -> Microbatch:
+    def whole(self) -> Batch:
         """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
         if self._whole is None:
-            self._whole = self._make_whole().finite()
-            if self.on_unpack is not None:
-                self.on_unpack(self._whole)
+            self._whole = self._make_whole()
         return self._whole
 
     def __iter__(self) -> Iterator[Any]:  # Any: fields of the user's batch
@@ -102,13 +90,12 @@ class Lot:
         return self._for_loop().keys()
 
     def _for_loop(self) -> Any:  # Any: the user's batch
-        return self.source.records.for_loop(self.whole().batch)
+        return self.source.records.in_rows(self.whole())
 
-    def _make_whole(self) -> Microbatch:
+    def _make_whole(self) -> Batch:
         if not len(self._indices):
-            return self.source.nothing()
-        batch = self.source.fetch(self._indices, self.source.seed(self.step))
-        return Microbatch(batch, None, len(self._indices))
+            return self.source.records.blank()
+        return self.source.fetch(self._indices, self.source.seed(self.step))
 
     def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
@@ -154,11 +141,6 @@ class Lots:
         self.limit = min(self.limit, limit)
         self.padding = self.padding and self.padding.within(self.limit)
 
-    @property
-    def pads_all(self) -> bool:
-        """Whether microbatches for loops of the user's are padded too."""
-        return self.padding is not None and self.padding.is_for_all
-
     def use_few_sizes(self) -> None:
         """Pad microbatches to few sizes from now on, because each takes a compilation."""
         self.padding = self.padding and self.padding.with_few_sizes()
@@ -182,17 +164,6 @@ class Lots:
     def on_device(self) -> AbstractContextManager[Any]:  # Any: its value is unused
         """Return a context in which the model's GPU, if there is one, is the current device."""
         return current_device(self.records.device)
-
-    def most_batches(self, step: int) -> int:
-        """Return the most microbatches that any rank has in `step`, at least one. Private."""
-        if self._ranks == 1:
-            return 1
-        drawn = self._draw(step)
-        return max(1, *(len(self.cut(drawn[r :: self._ranks])) for r in range(self._ranks)))
-
-    def nothing(self) -> Microbatch:
-        """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
-        return Microbatch(self.records.blank(), torch.zeros(1, device=self.records.device))
 
     def indices(self, step: int) -> Indices:
         """Return the indices of this rank's records in the lot of `step`. Private."""

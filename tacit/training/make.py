@@ -269,7 +269,6 @@ def make_private(
     run = Private(
         model,
         optimizer,
-        loss_fn,
         parameters=parameters,
         plan=plan,
         lots=lots,
@@ -645,7 +644,7 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.is_padded:
         return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit, is_for_all=True)
+        return Padding(multiple=limit, limit=limit)
     rate = min(1.0, plan.expected_batch / plan.n_records)
     is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size

@@ -15,7 +15,7 @@ from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.checkpoint import Checkpoint, Uninterrupted
 from tacit.training.distributed import Ranks
-from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
+from tacit.training.engines import Clip, ClippedSum, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Private(ForeignLoops):
     """A private run: iterate over it for lots and pass each to `step`. Made by `make_private`.
 
-    `batches` and `backward` serve loops of other libraries (`foreign`); `state_dict` and
-    `load_state_dict` serve restarts (`checkpoint`).
+    `backward` serves loops of other libraries (`foreign`); `state_dict` and `load_state_dict` serve
+    restarts (`checkpoint`).
 
     Attributes
     ----------
@@ -48,7 +48,6 @@ class Private(ForeignLoops):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn | None,
         *,
         parameters: dict[str, nn.Parameter],
         plan: TrainingPlan,
@@ -64,7 +63,7 @@ class Private(ForeignLoops):
         mean: "TailMean | None" = None,
         reports: "StepReports | None" = None,
     ) -> None:
-        super().__init__(model, isolation, arithmetic, mean)
+        super().__init__(isolation, arithmetic, mean)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self._seeded = lots.key if is_reproducible else None
@@ -73,7 +72,6 @@ class Private(ForeignLoops):
         self._reports, self._priced = reports, {}
         self._model = model
         self._optimizer = optimizer
-        self._loss_fn = loss_fn
         self._parameters = parameters
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._plan = plan
@@ -96,20 +94,20 @@ class Private(ForeignLoops):
         """Yield the lots of the steps that remain before step `end`."""
         mine = self._begin_loop()
         self._note_end(end)
-        for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
-            self.keep()
-            lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
-            self._sum_so_far, self._lot = None, lot
-            try:
+        try:
+            for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
+                self.keep()
+                self._lot = lot
                 yield lot
-            finally:
-                self._end_turn(mine)
-            self._check_loop(mine)
-            if self.steps_taken == lot.step:
-                raise RuntimeError(
-                    "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
-                    "call private.step(batch), or private.backward, for each."
-                )
+                self._check_loop(mine)
+                if self.steps_taken == lot.step:
+                    raise RuntimeError(
+                        "the last lot was drawn but not used. Every lot is a step, whatever it "
+                        "holds: call private.step(batch), or private.backward(), for each before "
+                        "the next is fetched."
+                    )
+        finally:
+            self._leave_loop(mine)
         self._end_loop()
 
     def step(self, lot: Lot, *, update: bool = True) -> None:
@@ -122,9 +120,8 @@ class Private(ForeignLoops):
         momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
         """
         with self._one_step, self._lots.on_device():
-            if self._handed_out is not None:
-                self._take_back()  # the lot was unpacked too
             self._check_turn(lot)
+            self._check_last_release()
             if self.steps_taken >= self._isolation.next_check:
                 self._check_isolation()
             clip = self._clip()
@@ -132,7 +129,6 @@ class Private(ForeignLoops):
                 parameter.grad = None  # a step that fails leaves no gradient behind
             may_defer = update and self._replayed is not None and self._may_defer()
             options = {"defer": True} if may_defer else {}
-            self._sum_so_far = None  # of microbatches of this lot, which `batches` handed out
             with self._guard:  # clip and add; private
                 total, drawn = self._lot_sum(lot, clip, **options)
             deferred = self._lot_sum.deferred() if options else None
@@ -144,8 +140,8 @@ class Private(ForeignLoops):
         drawn: float,
         clip: Clip,
         *,
-        is_own_loop: bool = False,
-        deferred: "ReplayedStep | None" = None,
+        is_own_loop: bool,
+        deferred: "ReplayedStep | None",
     ) -> None:
         """Pay for the step and set `p.grad` to the noisy mean of the clipped gradients.
 

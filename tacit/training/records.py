@@ -22,7 +22,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.key import Key, randomness
 from tacit.training.program.one_by_one import OTHER_SHAPE, ByShape, row_count, stacked
 from tacit.training.program.pad_to import PadTo
-from tacit.training.tree import Batch, check_losses, map_tensors, n_rows, take_rows
+from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
@@ -41,27 +41,6 @@ class Microbatch(NamedTuple):
 
     def __repr__(self) -> str:
         return "Microbatch(private)"
-
-    def finite(self) -> "Microbatch":
-        """Return the microbatch with rows that hold infinities or NaN set to zero and left out.
-
-        In a forward pass that examples share, a NaN of one example enters the gradients of all
-        others as 0 * NaN.
-        """
-        found: list[Tensor] = []
-        map_tensors(lambda tensor: found.append(tensor) or tensor, self.batch)
-        kept = torch.ones(n_rows(self.batch), dtype=torch.bool, device=found[0].device)
-        for tensor in found:
-            kept = kept & tensor.isfinite().reshape(len(kept), -1).all(1).to(kept.device)
-
-        def cleaned(tensor: Tensor) -> Tensor:
-            rows = kept.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
-            return torch.where(rows, tensor, torch.zeros_like(tensor))
-
-        weights = (
-            kept if self.weights is None else (self.weights > 0) & kept.to(self.weights.device)
-        )
-        return self._replace(batch=map_tensors(cleaned, self.batch), weights=weights)
 
     def halves(self) -> list["Microbatch"]:
         """Return the two halves, with `size` 0: the records are counted on this microbatch."""
@@ -196,17 +175,9 @@ class Records:
         """Return parts of a lot's indices that are best summed apart; here the lot itself."""
         return [indices]
 
-    def for_loop(self, batch: Batch) -> Batch:
-        """Return a fetched batch as loops of other libraries see it, who give a loss for each row.
-
-        Here it is the batch itself. Rows of users are their records (`users`).
-        """
+    def in_rows(self, batch: Batch) -> Batch:
+        """Return a fetched batch with a row for each record: here, as it is."""
         return batch
-
-    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Return one loss for each example of `batch`, from the losses of `for_loop(batch)`."""
-        check_losses(losses, n_rows(batch))
-        return losses
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""

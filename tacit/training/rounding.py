@@ -169,16 +169,6 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
 
 
-def is_close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results of the same computation differ by no more than a few roundings."""
-    if a.shape != b.shape:
-        return False
-    unit = max(torch.finfo(t.dtype).eps for t in (a, b))
-    return torch.allclose(
-        a.double(), b.double(), rtol=ROOM * unit, atol=ROOM * unit, equal_nan=True
-    )
-
-
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[nn.Module]:
     """Give a copy of `model` in float64, which is the default type of torch inside the block."""

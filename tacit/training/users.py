@@ -120,14 +120,14 @@ class Unit(NamedTuple):
         return UserRecords(records, found, most, combine=combine, **widths)
 
     def program(
-        self, records: Records, loss_fn: LossFn | None, augment: Any, views: int
-    ) -> tuple[LossFn | None, Any]:  # Any: a function of batches, or None
+        self, records: Records, loss_fn: LossFn, augment: Any, views: int
+    ) -> tuple[LossFn, Any]:  # Any: a function of batches, or None
         """Return loss and augmentation for batches of these records."""
         if not records.of_users:
             return loss_fn, augment
         assert self.users is not None
         by_user = loss_fn
-        if loss_fn is not None and self.users.combine != "program":
+        if self.users.combine != "program":
             by_user = partial(losses_by_user, loss_fn, self.users.combine)
         return by_user, augment and partial(augment_by_user, augment, views)
 
@@ -234,15 +234,9 @@ class UserRecords(_OfUsers):
                 start = end
         return [*parts, np.sort(indices[order[start:]])]
 
-    def for_loop(self, batch: Batch) -> Batch:
+    def in_rows(self, batch: Batch) -> Batch:
         """Return the records of all slots as rows, or the batch itself with `combine` "program"."""
         return batch if self._combine == "program" else _in_rows(batch[0])
-
-    def losses_of_examples(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Return one loss for each user: the mean or sum over the records that count."""
-        if self._combine == "program":
-            return super().losses_of_examples(losses, batch)
-        return _combined(losses, batch[1], self._combine)
 
     def _batch(self, indices: Indices, seed: int, width: int | None) -> Batch:
         rows, counts = self._users.slots(indices, self._most, width=width, seed=seed)
