@@ -66,7 +66,7 @@ def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,  # Any: a Dataset, a DataFrame, a tensor, or a tuple of tensors or arrays
-    loss_fn: LossFn | None = None,
+    loss_fn: LossFn,
     *,
     batch_size: int,
     clip_norm: float | Clip,
@@ -110,9 +110,7 @@ def make_private(
         maps column names to tensors). Never a DataLoader: lots are drawn by `sampler`, each record
         with probability batch_size / n_records.
     loss_fn
-        `loss_fn(model, batch)` gives one loss per example. None for loops that use
-        `private.backward`; then nothing can be probed before the run, and examples that mix are
-        found in known layers (BatchNorm) only.
+        `loss_fn(model, batch)` gives one loss per example.
     batch_size
         Expected size of a lot, and the divisor of its sum. Lots differ in size; some are empty.
     epochs, steps
@@ -206,6 +204,11 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
+    if not callable(loss_fn):
+        raise TypeError(
+            "loss_fn must be a function of (model, batch) that gives one loss for each example, "
+            f"got {type(loss_fn).__name__}. Loops that call private.backward() need it too."
+        )
     speed = speed or Speed()
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
@@ -243,8 +246,8 @@ def make_private(
     )
     _require_same_start(ranks, model, plan, records)
     is_formed = bool(traced) or (started is not None and started.programs is None)
-    rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, speed, is_formed=is_formed)
-    speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
+    rounding = _arithmetic(arithmetic, plan, ranks, speed, is_formed=is_formed)
+    speed, reason = _with_choice_of_compilation(speed, plan, parameters, isolation)
     tested = loss_fn if check and traced is None and started is None else None
     options = of_lot | {"steps": plan.steps, "guard": guard, "engine": speed.engine}
     del options["noisy_loss"]
@@ -391,7 +394,7 @@ def _records(
 
 def _started(
     model: nn.Module,
-    loss_fn: LossFn | None,
+    loss_fn: LossFn,
     records: Records,
     clip: Clip,
     speed: Speed,
@@ -412,7 +415,6 @@ def _arithmetic(
     wanted: Literal["fast", "bounded"],
     plan: TrainingPlan,
     ranks: Ranks,
-    loss_fn: LossFn | None,
     speed: Speed,
     *,
     is_formed: bool,
@@ -420,8 +422,7 @@ def _arithmetic(
     """Return how a run's sums are computed, and what is proved about their rounding."""
     if wanted not in ("fast", "bounded"):
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
-    # A loop of the user's own gives losses, of which each example's gradient is formed.
-    is_formed = is_formed or loss_fn is None or speed.engine in ("vmap", "loop")
+    is_formed = is_formed or speed.engine in ("vmap", "loop")
     largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
@@ -486,7 +487,7 @@ def _claimed(
 def _traced_sum(
     isolation: str,
     model: nn.Module,
-    loss_fn: LossFn | None,
+    loss_fn: LossFn,
     records: Records,
     speed: Speed,
     of_lot: dict[str, Any],  # Any: options of both kinds of sums
@@ -499,8 +500,6 @@ def _traced_sum(
         return None
     if isolation != "strict":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
-    if loss_fn is None:
-        raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
     if speed.compile is True or speed.engine != "auto" or speed.lengths is not None:
         raise ValueError(
             "isolation='strict' has its own engine: leave out engine, compile and lengths."
@@ -516,7 +515,6 @@ def _with_choice_of_compilation(
     speed: Speed,
     plan: TrainingPlan,
     parameters: dict[str, nn.Parameter],
-    loss_fn: LossFn | None,
     isolation: str,
 ) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
@@ -536,7 +534,6 @@ def _with_choice_of_compilation(
     takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.35e-3 * tensors)
     is_asked_for = (
         next(iter(parameters.values())).is_cuda
-        and loss_fn is not None
         and isolation == "checked"
         and speed.engine not in ("vmap", "loop")
         and speed.lengths is None

@@ -164,9 +164,6 @@ class LotSum:
 
     Parameters
     ----------
-    loss_fn
-        Computes one loss per example. None if the user's loop computes the losses itself; then
-        this object cannot sum a lot.
     views, augment
         Each example is repeated `views` times and `augment` turns the repeated rows into views; the
         gradient of an example is the mean over its views.
@@ -185,7 +182,7 @@ class LotSum:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFn | None,
+        loss_fn: LossFn,
         clip: Clip,
         *,
         engine: str = "auto",
@@ -222,8 +219,8 @@ class LotSum:
                 "each lot or runs record by record, as the warning above says. Leave compile out."
             )
         # Also if that fails, as it will again.
-        self.compiles = bool(compile) and loss_fn is not None and is_fixed
-        if self.compiles and loss_fn is not None:
+        self.compiles = bool(compile) and is_fixed
+        if self.compiles:
             from tacit.training import gpu
 
             options: dict[str, Any] = {"augmentations": views, "bounded": bounded}
@@ -315,11 +312,6 @@ class LotSum:
 
     def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
-        if self._loss_fn is None:
-            raise ValueError(
-                "loss_fn must be given to make_private for private.step and private.backward(). "
-                "Without it, give the losses: private.backward(losses)."
-            )
         batch, weights = microbatch.batch, microbatch.weights
         batch = self._views_of(batch, self._views, self._augment)
         if self._compiled is not None and not masked:

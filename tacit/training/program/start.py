@@ -72,7 +72,7 @@ class Started(NamedTuple):
 
 def start(
     model: nn.Module,
-    loss_fn: LossFn | None,
+    loss_fn: LossFn,
     records: "Records",
     augment: Callable[[Batch], Batch] | None,
     clip: Clip,
@@ -87,8 +87,6 @@ def start(
     Of the records, only the shapes are used, and values that are not tensors and must be the same
     for all. `usual` is the size of a lot.
     """
-    if loss_fn is None:
-        raise ValueError("engine='program' needs loss_fn, whose program is traced.")
     blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
     if check:
