@@ -41,7 +41,7 @@ def load_saved_state(run: "Private", state: State, lost_steps: LostSteps | None)
     one_of(CHOICES, lost_steps=chosen)
     _require_same_plan(run, state)
     run._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-    run._turns.begin()  # lots that were handed out came from another key
+    run._turns.begin(run)  # lots that were handed out came from another key
     run._salt = Key(bytes.fromhex(state["salt"]))
     run.is_reproducible |= state["is_reproducible"]
     at, taken = run._position, state["steps_taken"]

@@ -1,14 +1,19 @@
-"""Loops that somebody else owns: Lightning, Accelerate, Trainer, or the user's own plain loop.
+"""Loops that somebody else owns: Lightning, Accelerate, Trainer, Keras, or a plain one.
 
-Such a loop iterates over `private` and calls `private.backward()` for each lot in place of
-`loss.backward()`. The sum is that of `Private.step`, by `loss_fn`; the loop's optimizer does the
-rest.
+Such a loop iterates over `private`, calls `private.backward()` for each lot in place of
+`loss.backward()`, and steps its own optimizer. The losses are those of `loss_fn`, and the sum is
+that of `Private.step`: the loop computes nothing from a record.
+
+Each release belongs to one optimizer step. A loop that accumulates gradients would overwrite the
+release in `p.grad` by the next one, and what was paid for it would be lost.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from weakref import WeakMethod
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
@@ -21,17 +26,53 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def when_the_optimizer_has_stepped(
-    optimizer: torch.optim.Optimizer, method: Callable[[], None]
-) -> RemovableHandle:
-    """Call a bound method after the optimizer's next steps, until the handle is removed.
+class LastRelease:
+    """The release that `private.backward()` left in `p.grad`, and whether a step has used it."""
 
-    A loop of another library may stop after the last step, and keep its iterator of lots.
-    """
-    weak = WeakMethod(method)  # the optimizer must not keep the run alive
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, list(parameters)
+        self._is_unused = False
+        self._hook: RemovableHandle | None = None
 
-    def after_step(*_: object) -> None:
-        if (call := weak()) is not None:
-            call()
+    def watch(self, after_step: Callable[[], None]) -> None:
+        """Wait for the optimizer step that uses the release, and call `after_step` after it.
 
-    return optimizer.register_step_post_hook(after_step)
+        A loop of another library may stop then, and keep its iterator of lots. The parameters'
+        version counters would not show the step: fused optimizers leave them as they are.
+        """
+        call = WeakMethod(after_step)  # the optimizer must not keep the run alive
+
+        def note(*_: object) -> None:
+            self._is_unused = False
+            if (found := call()) is not None:
+                found()
+
+        self._is_unused = True
+        self._hook = self._optimizer.register_step_post_hook(note)
+
+    def require_used(self, step: int) -> None:
+        """Raise if `p.grad` still holds a release that no optimizer step has used."""
+        if self._is_unused:
+            found = [p.grad for p in self._parameters if p.grad is not None]
+            if any(bool(gradient.any()) for gradient in found):
+                raise RuntimeError(
+                    "no optimizer step has used the last release, which p.grad still holds. Call "
+                    "optimizer.step() after each private.backward(); instead of accumulating "
+                    "gradients, make batch_size larger. optimizer.zero_grad() discards the release."
+                )
+            warnings.warn(
+                f"the release of step {step} was discarded by zero_grad before an optimizer step "
+                "used it. It stays paid.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self.forget()
+
+    def forget(self) -> None:
+        """Stop waiting for an optimizer step."""
+        self._is_unused = False
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

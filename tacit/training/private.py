@@ -21,7 +21,7 @@ from tacit.training.checkpoint_file import Checkpoint, LostSteps, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
 from tacit.training.epochs import Epoch, StepReports, epochs_of
-from tacit.training.foreign import when_the_optimizer_has_stepped
+from tacit.training.foreign import LastRelease
 from tacit.training.interrupts import Uninterrupted
 from tacit.training.key import Key
 from tacit.training.lot_sum import LotSum
@@ -93,6 +93,7 @@ class Private:
         self._guard, self._ranks, self._reports, self._mean = guard, ranks, reports, mean
         self._position = Position(plan.steps, (1.0,) * len(plan.clip.clip_norms))
         self._bill, self._turns = Payments(ledger, plan), Turns()
+        self._release = LastRelease(optimizer, parameters.values())
         self._checkpoint, self._seeded = checkpoint, lots.key if is_reproducible else None
         self._salt = Key.fresh()  # of the hash of the records
         self._priced: dict[tuple[Event, float], float] = {}
@@ -123,6 +124,7 @@ class Private:
         """
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)
+            self._release.require_used(self.steps_taken)
             clip = self._clip()
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
@@ -205,20 +207,31 @@ class Private:
 
     # Loops ----------------------------------------------------------------------------------------
 
-    def backward(self) -> None:
+    def backward(self, losses: object = None) -> None:
         """Set `p.grad` to the noisy gradient of the lot; call this in place of `loss.backward()`.
 
-        For loops of other libraries: the losses are those of `loss_fn` on the lot that was yielded
-        last. The loop iterates over `private`, need not unpack the lot, and steps its optimizer.
+        For loops of other libraries. The lot is the one that `for lot in private` yielded last, and
+        the losses are those of the `loss_fn` given to `make_private`. The lot is paid and used
+        once, as by `step`, and the loop's own optimizer does the rest.
+
+        Each release belongs to one optimizer step. If none has followed, because the loop
+        accumulates gradients, the next call raises `RuntimeError` before anything is paid. The loop
+        may discard a release by `optimizer.zero_grad()`: it goes on after a warning, because what
+        was paid stays paid.
         """
-        lot, self._turns.lot = self._turns.lot, None
-        if lot is None:
+        if losses is not None:
+            raise TypeError(
+                "private.backward() takes no losses: let the loss_fn of make_private compute them, "
+                "one for each example, and call private.backward() for each lot of "
+                "`for lot in private`."
+            )
+        if self._turns.lot is None:
             raise RuntimeError(
                 "private.backward() needs a lot of `for lot in private`, and uses each lot once."
             )
-        self.step(lot, update=False)
-        if self._mean is not None and self.steps_taken == self.steps:
-            self._turns.at_end = when_the_optimizer_has_stepped(self._optimizer, self.end_turn)
+        self.step(self._turns.lot, update=False)
+        self._turns.lot = None
+        self._release.watch(self.end_turn)
 
     def end_turn(self) -> None:
         """Set the model to the mean of its last weights if the run is over and averages them."""

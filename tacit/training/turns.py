@@ -6,8 +6,6 @@ Every lot is a step and is used once. Two loops at the same time could release o
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch.utils.hooks import RemovableHandle
-
 from tacit.training.checkpoint import keep
 from tacit.training.epochs import note_end
 from tacit.training.interrupts import OneStep
@@ -23,12 +21,12 @@ class Turns:
     def __init__(self) -> None:
         self.lot: Lot | None = None
         self.one_step = OneStep()
-        self.at_end: RemovableHandle | None = None  # a hook on the optimizer, for the last step
         self._loop = 0  # number of the newest loop
 
-    def begin(self) -> int:
+    def begin(self, run: "Private") -> int:
         """Begin a new loop, end the one before it, and return the new one's number."""
         self.lot = None
+        run._release.forget()
         self._loop += 1
         return self._loop
 
@@ -37,27 +35,28 @@ class Turns:
 
         It must take the step of each before the next.
         """
-        mine = self.begin()
+        mine = self.begin(run)
         note_end(run, end)
-        for lot in run._lots.from_step(run.steps_taken, min(end, run.steps)):
-            keep(run)
-            self.lot = lot
-            try:
+        try:
+            for lot in run._lots.from_step(run.steps_taken, min(end, run.steps)):
+                keep(run)
+                self.lot = lot
                 yield lot
-            finally:
-                if mine == self._loop:  # an older loop holds nothing
-                    self.lot = None
-                    run.end_turn()  # the loop goes on or is left, so the optimizer has stepped
-                    if self.at_end is not None:
-                        self.at_end.remove()
-            if mine != self._loop:
-                raise RuntimeError("another loop over this run has begun; continue with that one.")
-            if run.steps_taken == lot.step:
-                raise RuntimeError(
-                    "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
-                    "call private.step(batch) or private.backward() for each."
-                )
-        run.end_turn()
+                if mine != self._loop:
+                    raise RuntimeError(
+                        "another loop over this run has begun; continue with that one."
+                    )
+                if run.steps_taken == lot.step:
+                    raise RuntimeError(
+                        "the last lot was drawn but not used. Every lot is a step, whatever it "
+                        "holds: call private.step(batch), or private.backward(), for each before "
+                        "the next is fetched."
+                    )
+        finally:
+            if mine == self._loop:  # an older loop holds nothing
+                self.lot = None
+                run._release.forget()
+                run.end_turn()  # the loop is over or was left, so the optimizer has stepped
         if run.steps_taken == run.steps:
             keep(run)
 

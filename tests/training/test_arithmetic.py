@@ -25,8 +25,8 @@ from tacit.training.arithmetic import (
     largest_lot,
     sum_error,
 )
-from tacit.training.engines import ENGINES, TracedLotSum
 from tacit.training.gradients import ghost_norm
+from tacit.training.lot_sum import ENGINES, TracedLotSum
 from tacit.training.records import Records
 
 WAYS = ["gram", "keep", "drop"]

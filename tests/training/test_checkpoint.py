@@ -94,8 +94,8 @@ def test_a_stopped_run_goes_on_with_other_noise_and_costs_no_more(problem, words
 
 def test_a_loop_of_the_users_own_goes_on(problem, words):
     def go(case, stop=None):
-        for x, y in case.private.batches():
-            case.private.backward(case.loss_fn(case.model, (x, y)))
+        for _ in case.private:
+            case.private.backward()
             case.optimizer.step()
             if case.private.steps_taken == stop:
                 break
@@ -532,35 +532,34 @@ def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(probl
     load(case, state)
     with pytest.raises(ValueError, match="another step or run"):
         case.private.step(lot)
-    batch = tuple(lot)
-    with pytest.raises(RuntimeError, match="needs a batch"):
-        case.private.backward(case.loss_fn(case.model, batch))
-    batch = next(batches := case.private.batches())
-    losses = case.loss_fn(case.model, batch)
+    next(lots := iter(case.private))
     load(case, state)
-    with pytest.raises(RuntimeError, match="needs a batch"):
-        case.private.backward(losses)
+    with pytest.raises(RuntimeError, match="needs a lot"):
+        case.private.backward()
     with pytest.raises(RuntimeError, match="another loop"):
-        next(batches)
+        next(lots)
 
 
-def test_two_threads_or_a_call_inside_the_loss_cannot_use_one_lot_twice(problem):
+def test_two_threads_or_a_call_inside_the_data_set_cannot_use_one_lot_twice(problem):
     private: Any = None
     lots, both = [], threading.Barrier(2)
 
-    def loss_fn(model, batch):
-        if lots and threading.current_thread() is not threading.main_thread():
-            with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
-        elif lots:
-            private.step(lots[0])
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="none")
+    class Waiting(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
 
-    private = problem(loss_fn=loss_fn, check=False).private
+        def __getitem__(self, i):
+            if lots and threading.current_thread() is not threading.main_thread():
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(0.5)
+            elif lots:
+                private.step(lots[0])
+            return torch.ones(4), i % 2
+
+    private = problem(data=Waiting(), check=False).private
     loop = iter(private)
     lots.append(next(loop))
-    with pytest.raises(ProgramError, match="raised RuntimeError in loss_fn"):
+    with pytest.raises(ProgramError, match="the data set raised RuntimeError"):
         private.step(lots[0])
     assert private.steps_taken == 0
     with ThreadPoolExecutor(2) as pool:
@@ -592,7 +591,7 @@ def test_steps_wait_for_the_checkpoint_that_covers_them(problem, monkeypatch, tm
         assert number - states[-1] <= 2
         return number
 
-    monkeypatch.setattr(case.private, "_tick_off", watched)
+    monkeypatch.setattr(case.private._bill, "_tick_off", watched)
     train(case)
     assert states == [*range(0, 200, 2), 200]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tacit.training import Flat
-from tacit.training.engines import bookkeeping
+from tacit.training.lot_sum import bookkeeping
 from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,
