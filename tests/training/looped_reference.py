@@ -1,4 +1,4 @@
-"""The definition, in float64 and one example at a time: what every engine must equal."""
+"""Clipped sums of one example at a time: what the traced program must equal."""
 
 import copy
 import math
@@ -8,8 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.training import record_loop
 from tacit.training.automatic_clipping import Automatic
-from tacit.training.clip import Clip, trainable
+from tacit.training.clip import Clip, ClippedSum, trainable
+from tacit.training.examples import Examples
+from tacit.training.tree import n_rows
+
+
+def alone(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,  # as `loss_fn` takes it
+    clip: Clip,
+    *,
+    weights: Tensor | None = None,
+    augmentations: int = 1,
+) -> ClippedSum:
+    """Return the sum by the library's loop over records."""
+    n = n_rows(batch) // augmentations
+    mask = torch.ones(n, dtype=torch.bool) if weights is None else weights > 0
+    return record_loop.run(Examples(model, loss_fn, batch, mask, augmentations), clip)
 
 
 def looped(
@@ -21,7 +39,7 @@ def looped(
     weights: Tensor | None = None,
     augmentations: int = 1,
 ) -> dict[str, Tensor]:
-    """Sum of clipped gradients by parameter name; a non-finite gradient counts as zero."""
+    """Return the sum by its definition in float64; a non-finite gradient counts as zero."""
     double = copy.deepcopy(model).double()
     parameters = trainable(double)
     groups = clip.groups(list(parameters))
