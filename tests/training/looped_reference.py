@@ -2,9 +2,12 @@
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +15,7 @@ from tacit.training import record_loop
 from tacit.training.automatic_clipping import Automatic
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples
+from tacit.training.program import start
 from tacit.training.tree import n_rows
 
 
@@ -23,11 +27,22 @@ def alone(
     *,
     weights: Tensor | None = None,
     augmentations: int = 1,
+    bounded: bool = False,
 ) -> ClippedSum:
     """Return the sum by the library's loop over records."""
     n = n_rows(batch) // augmentations
     mask = torch.ones(n, dtype=torch.bool) if weights is None else weights > 0
-    return record_loop.run(Examples(model, loss_fn, batch, mask, augmentations), clip)
+    return record_loop.run(Examples(model, loss_fn, batch, mask, augmentations, bounded), clip)
+
+
+@contextmanager
+def set_up(way: Literal["traced", "alone"]) -> Iterator[None]:
+    """Let the runs that are made in this context sum their lots in one of the two ways."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        if way == "alone":
+            patch.setattr(start, "_why_untraceable", lambda *_, **__: "it shall not")
+            warnings.filterwarnings("ignore", message=".*it shall not.*")
+        yield
 
 
 def looped(

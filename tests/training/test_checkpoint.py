@@ -94,7 +94,7 @@ def test_a_stopped_run_goes_on_with_other_noise_and_costs_no_more(problem, words
 
 def test_a_loop_of_the_users_own_goes_on(problem, words):
     def go(case, stop=None):
-        for x, y in case.private.batches():
+        for x, y in case.private:
             case.private.backward(case.loss_fn(case.model, (x, y)))
             case.optimizer.step()
             if case.private.steps_taken == stop:
@@ -535,7 +535,7 @@ def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(probl
     batch = tuple(lot)
     with pytest.raises(RuntimeError, match="needs a batch"):
         case.private.backward(case.loss_fn(case.model, batch))
-    batch = next(batches := case.private.batches())
+    batch = next(batches := case.private)
     losses = case.loss_fn(case.model, batch)
     load(case, state)
     with pytest.raises(RuntimeError, match="needs a batch"):

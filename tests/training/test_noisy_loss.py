@@ -64,7 +64,7 @@ def test_loops_that_call_backward_release_it_too(problem, loop):
     )  # fmt: skip
     case.loss_fn = lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="none")
     private = case.private
-    for batch in private if loop == "whole lots" else private.batches():
+    for batch in private if loop == "whole lots" else private:
         x, y = batch
         private.backward(case.loss_fn(case.model, (x, y)))
     assert private.noisy_losses == pytest.approx(exact_losses(case, 4), abs=1e-5)
