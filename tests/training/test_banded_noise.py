@@ -195,14 +195,13 @@ def test_a_record_is_drawn_at_the_turns_of_its_group_only(problem):
     assert len(set.union(*steps.values())) == 8
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
 @pytest.mark.parametrize("scale", ["one", "each"])
-def test_engines_and_microbatches_release_the_same(problem, engine, scale):
+def test_engines_and_microbatches_release_the_same(problem, scale):
     from tacit.training import PerLayer
 
     rule = {"clip_norm": 1.0} if scale == "one" else {"clip_norm": PerLayer((0.5, 2.0))}
     one = gradients(small(problem, **rule))
-    other = gradients(small(problem, engine=engine, max_microbatch=3, **rule))
+    other = gradients(small(problem, max_microbatch=3, **rule))
     assert np.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 

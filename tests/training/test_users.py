@@ -61,8 +61,7 @@ def members_of(run, step):
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])
-@pytest.mark.parametrize("engine", ["loop", "vmap", "bookkeeping", "strict"])
-def test_the_sum_of_users_is_that_of_a_loop(engine, combine, capsys):
+def test_the_sum_of_users_is_that_of_a_loop(combine, capsys):
     users = Users(ids=IDS, records_per_user=20, combine=combine)
     options = {"isolation": "strict"} if engine == "strict" else {"engine": engine}
     run = make_run(users, max_microbatch=3, **options)
@@ -86,10 +85,9 @@ def test_the_compiled_sum_of_users_is_that_of_a_loop():
         run.step(lot)
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "bookkeeping"])
-def test_segments_of_a_clipped_sum_are_clipped_once_each(engine):
+def test_segments_of_a_clipped_sum_are_clipped_once_each():
     model, ids = make_model(), torch.tensor([int(one.split()[1]) for one in IDS])
-    found = clipped_sum(model, loss_fn, (X, Y), Flat(0.2), engine=engine, segments=ids)
+    found = clipped_sum(model, loss_fn, (X, Y), Flat(0.2), segments=ids)
     members = [np.flatnonzero(ids.numpy() == user) for user in ids.unique().tolist()]
     expected = looped(model, members, "mean", 0.2)
     sums = torch.cat([part.flatten() for part in found.sums.values()])
