@@ -541,7 +541,7 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
     changes = {"steps": steps, "noise_multiplier": sigma, "ledger": setup.new_ledger(budget)}
     try:
         run = setup.run(trainee, **changes)
-        for _ in setup.steps_of(run, trainee, 1, setup.loss_fn):
+        for _ in setup.steps_of(run, trainee, 1):
             pass
     except BudgetExceeded:
         return all(p.grad is None for p in trainee.parameters)

@@ -128,19 +128,19 @@ class TrainingSetup:
                 trainee.resume(before)
                 run = self.run(trainee, **changes | {"ledger": run.ledger})
                 run.load_state_dict(saved)
-            for public in self.steps_of(run, trainee, stop, changes.get("loss_fn", self.loss_fn)):
+            for public in self.steps_of(run, trainee, stop):
                 seen.append(np.append(trainee.gradient, run.noisy_losses[-1:]))
                 facts.append(public)
         named = {name: p for name, p in trainee.model.named_parameters() if p.requires_grad}
         sizes = [*(p.numel() for p in named.values()), *[1] * bool(run.noisy_losses)]
         return Releases(run, np.array(seen), facts, list(named), sizes, trainee)
 
-    def steps_of(self, run: Any, trainee: Trainee, stop: int, loss_fn: Loss) -> Iterator[Public]:
+    def steps_of(self, run: Any, trainee: Trainee, stop: int) -> Iterator[Public]:
         """Take the steps of `run` up to `stop`, and yield the public facts of each after it."""
         public = run.info
-        for batch in run.batches() if self.how == "backward" else run:
+        for batch in run:
             if self.how == "backward":
-                run.backward(loss_fn(trainee.model, batch))
+                run.backward()
                 trainee.optimizer.step()
             else:
                 run.step(batch)

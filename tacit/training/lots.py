@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -119,10 +118,8 @@ class Lots:
         num_workers: int,
         rank: int = 0,
         ranks: int = 1,
-        lengths: NDArray[Any] | None = None,  # Any: numbers of any type
     ) -> None:
         self.records = records
-        self._lengths = lengths
         self.limit = limit
         self.padding = padding
         self._drawer = drawer
@@ -178,10 +175,9 @@ class Lots:
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory.
 
-        With `lengths`, records of like length come together. The sum over a lot has no order.
+        Of records of several lengths, so many are read at once that those of one length fill a
+        microbatch of their own (`Microbatch.of_one_shape`).
         """
-        if self._lengths is not None:
-            indices = indices[self._lengths[indices].argsort(kind="stable")]
         return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]
 
     def _cut(self, indices: Indices) -> list[_Cut]:
@@ -189,7 +185,8 @@ class Lots:
         if not n:
             return []
         if padding is None:
-            return [_Cut(p, len(p)) for p in np.array_split(indices, -(-n // self.limit))]
+            most = self.limit * self.records.n_lengths
+            return [_Cut(p, len(p)) for p in np.array_split(indices, -(-n // most))]
         sizes = padding.cover(n)
         if len(sizes) == 1:
             return [_Cut(indices, sizes[0])]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import special
+from tacit.training.engines.examples import Examples, as_views
 from torch import nn
 
 import tacit
@@ -40,7 +41,6 @@ from tacit.training import (
     private,
 )
 from tacit.training import clip as clip_module
-from tacit.training.engines.examples import Examples, as_views
 
 RECORDS = 120
 USERS = [f"user {number % 50}" for number in range(RECORDS)]

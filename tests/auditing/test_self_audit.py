@@ -17,6 +17,7 @@ import pytest
 import torch
 from _smooth_sensitivity import Sanitizer
 from speed_options import with_speed
+from tacit.training.engines import ENGINES
 
 import tacit
 from tacit import mechanisms, pate, regression, training
@@ -24,7 +25,6 @@ from tacit.auditing import GradientCanaries, flip_coins, refute_event
 from tacit.events import Event
 from tacit.experiments import features
 from tacit.sampling import RandomAllocation
-from tacit.training.engines import ENGINES
 
 
 def few_or_many(few, many):

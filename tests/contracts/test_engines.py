@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tacit.training.engines import ENGINES
 from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Automatic, Flat, PerGroup, PerLayer, clipped_sum
-from tacit.training.engines import ENGINES
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"

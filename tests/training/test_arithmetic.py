@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 from slow_cases import one_fast
+from tacit.training.engines import ENGINES, TracedLotSum
 from torch import nn
 
 from tacit import sampling
@@ -25,7 +26,6 @@ from tacit.training.arithmetic import (
     largest_lot,
     sum_error,
 )
-from tacit.training.engines import ENGINES, TracedLotSum
 from tacit.training.gradients import ghost_norm
 from tacit.training.records import Records
 

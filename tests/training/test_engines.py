@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tacit.training.engines import ENGINES, bookkeeping, in_halves, trace, vmap
+from tacit.training.engines.bookkeeping import Tape
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
@@ -17,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from tacit import make_private
 from tacit.errors import IncompatibleModel
 from tacit.training import Automatic, ClippedSum, Flat, PerLayer, clipped_sum
-from tacit.training.engines import ENGINES, bookkeeping, in_halves, trace, vmap
-from tacit.training.engines.bookkeeping import Tape
 from tacit.training.gradients import factored
 from tacit.training.records import Microbatch
 from tacit.training.tree import n_rows

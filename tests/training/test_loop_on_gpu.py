@@ -7,10 +7,10 @@ import pytest
 import torch
 import triton_emulation
 from scipy.stats import chi2, kstest, norm, poisson
+from tacit.training.engines import in_halves
 from torch import nn
 
 import tacit
-from tacit.training.engines import in_halves
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tacit.training.mixing import probe
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import fix, make
-from tacit.training.mixing import probe
 
 CPU = torch.device("cpu")
 

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.examples import Examples
 from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum, make_private
-from tacit.training.engines import bookkeeping
-from tacit.training.engines.examples import Examples
 from tacit.training.gpu.compiled import CompiledSum
 from tacit.training.gradients.site import Unsupported
 

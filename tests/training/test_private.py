@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from slow_cases import one_fast
+from tacit.training.engines import bookkeeping
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
-from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
 
 

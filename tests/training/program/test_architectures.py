@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXAMPLES
-
-from tacit.training import Flat
 from tacit.training.engines import loop
 from tacit.training.engines.examples import Examples
+
+from tacit.training import Flat
 from tacit.training.program import mapped
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs

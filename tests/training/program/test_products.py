@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tacit.training.engines import loop
+from tacit.training.engines.examples import Examples
 from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Flat
-from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples
 from tacit.training.gradients.factored import Outer, Parts, Region, TableRows
 from tacit.training.program import mapped
 
