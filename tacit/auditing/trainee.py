@@ -96,8 +96,7 @@ class Trainee:
         """Note what the optimizer gets. With the hook, a GPU takes its steps as a CPU does."""
 
         def before_step(*_: Any) -> None:
-            if self.parameters[0].grad is not None:  # the last microbatch of a lot
-                self._got = self.gradient
+            self._got = self.gradient
 
         self.optimizer.register_step_pre_hook(before_step)
         if (genuine := getattr(self.optimizer, "state_noise", None)) is not None:

@@ -138,16 +138,15 @@ class TrainingSetup:
     def steps_of(self, run: Any, trainee: Trainee, stop: int) -> Iterator[Public]:
         """Take the steps of `run` up to `stop`, and yield the public facts of each after it."""
         public = run.info
-        for batch in run:
+        for lot in run:
             if self.how == "backward":
                 run.backward()
                 trainee.optimizer.step()
             else:
-                run.step(batch)
-            if run.steps_taken > public["step"]:
-                trainee.end_step()
-                yield public
-                public = run.info
+                run.step(lot)
+            trainee.end_step()
+            yield public
+            public = run.info
             if run.steps_taken >= stop:
                 return
 

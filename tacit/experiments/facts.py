@@ -157,7 +157,7 @@ class Facts:
     seed: int | str
     """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
     isolation: str = ""
-    """How each example was computed alone: one of the two statements of `Private.isolation`; or ""."""
+    """How each example was computed alone, as `Private.isolation` says; empty if not stated."""
     arithmetic: str = ""
     """What is proved about the rounding of the sums that noise was added to."""
     generator: str = ""

@@ -1,4 +1,4 @@
-"""Microbatches of records of several lengths: each holds one length, and is as full as it may be."""
+"""Microbatches of records of several lengths: each holds one length, and is nearly full."""
 
 import numpy as np
 import pytest
