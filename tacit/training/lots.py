@@ -100,7 +100,7 @@ class Lot:
     def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
         if batch is None:  # no workers, or an interrupted attempt has already taken it
-            batch = self.source.fetch(part.indices, self.source.seed(self.step) + number)
+            batch = self.source.fetch(part.indices, self.source.seed(self.step), number)
         return self.source.padded(batch, part)
 
 
@@ -202,11 +202,15 @@ class Lots:
             self._row_numbers[rows] = torch.arange(rows, device=self.records.device)
         return Microbatch(pad_rows(batch, rows), self._row_numbers[rows] < n, n)
 
-    def fetch(self, indices: Indices, seed: int) -> Batch:
-        """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
+    def fetch(self, indices: Indices, seed: int, number: int = 0) -> Batch:
+        """Return the records at `indices`, microbatch `number` of a step with a `seed`, as a batch.
+
+        Random augmentation follows from both. Which records of a user are chosen follows from the
+        seed alone: the number depends on the other users of a lot.
+        """
         if self.records.is_stored:
             return self.records.fetch(indices, seed)
-        with randomness(seed, self.records.device):
+        with randomness(seed + number, self.records.device):
             return self.records.fetch(indices, seed)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
@@ -224,7 +228,7 @@ class Lots:
         def requests() -> Iterator[list[int]]:
             for step in range(start, stop):
                 for number, part in enumerate(cut_of(step)):
-                    yield [self.seed(step) + number, *part.indices.tolist()]
+                    yield [self.seed(step), number, *part.indices.tolist()]
 
         loader = DataLoader(
             _Requested(self.records),
@@ -245,14 +249,15 @@ class Lots:
 
 
 class _Requested(Dataset):
-    """The data set given to worker processes: a request holds a seed and indices of records."""
+    """The data set in worker processes: a request holds seed, number and indices of records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def __getitems__(self, request: Sequence[int]) -> Batch:
-        reseed(request[0], torch.device("cpu"))  # this process reads records and does nothing else
-        return self._records.fetch_on_host(np.asarray(request[1:], np.int64), request[0])
+        seed, number, *indices = request
+        reseed(seed + number, torch.device("cpu"))  # this process reads records, nothing else
+        return self._records.fetch_on_host(np.asarray(indices, np.int64), seed)
 
 
 def _identity(batch: Batch) -> Batch:
