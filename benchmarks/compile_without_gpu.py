@@ -126,8 +126,9 @@ def move(graph: torch.fx.GraphModule) -> None:
 
 def compile_sum(name: str, rows: int | None, *, profiled: bool) -> None:
     """Follow and compile the clipped sum of a workload."""
-    from tacit.training import Flat
     from tacit.training.engines.examples import Examples
+
+    from tacit.training import Flat
     from tacit.training.gpu import compiled, graph_pair, graph_replay
 
     workload = WORKLOADS[name]

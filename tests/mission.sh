@@ -103,8 +103,8 @@ def trained(clip=lambda model: 1.0, by="lots", **options):
         for lot in private:
             private.step(lot)
     else:
-        for inputs, labels in private.batches():
-            private.backward(F.cross_entropy(model(inputs), labels, reduction="none"))
+        for _ in private:
+            private.backward()
             optimizer.step()
     assert private.steps_taken == private.steps == 50
     assert 1.99 < private.epsilon(delta=1e-5) <= 2.0

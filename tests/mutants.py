@@ -44,7 +44,7 @@ TESTS = {
     "tacit/mechanisms/noise_laws.py": "mechanisms/test_noise_laws mechanisms/test_grid",
     "tacit/training/grid_noise.py": "training/test_grid_noise training/test_noise",
     "tacit/sampling.py": "test_sampling training/test_lots",
-    "tacit/training/clip.py": "training/test_clip contracts/test_engines",
+    "tacit/training/clip.py": "training/test_clip contracts/test_clipped_sum",
     "tacit/training/private.py": "training/test_private",
     "tacit/training/noise.py": "training/test_noise training/test_banded_noise",
 }

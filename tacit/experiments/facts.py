@@ -157,7 +157,7 @@ class Facts:
     seed: int | str
     """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
     isolation: str = ""
-    """How it was made sure that no example influences another one; empty if it is not stated."""
+    """How each example was computed alone, as `Private.isolation` says; empty if not stated."""
     arithmetic: str = ""
     """What is proved about the rounding of the sums that noise was added to."""
     generator: str = ""

@@ -51,8 +51,7 @@ def certify(
     Raises
     ------
     ValueError
-        If no step was taken, or if the run has no guarantee: without noise, or after examples were
-        seen to influence each other.
+        If no step was taken, or if the run has no guarantee, as without noise.
     """
     file, weights = Path(path), None if model is None else Path(model)
     if weights is not None and weights.resolve().parent != file.resolve().parent:
@@ -63,8 +62,7 @@ def certify(
         raise ValueError("the run has taken no step, so there is nothing to certify yet.")
     if math.isinf(private.epsilon(delta=delta)):
         raise ValueError(
-            f"the run has no guarantee, so it gets no certificate. Examples kept apart: "
-            f"{private.isolation}; event: {private.event}."
+            f"the run has no guarantee, so it gets no certificate. Its event: {private.event}."
         )
     ledger = private.ledger
     certificate = make_certificate(

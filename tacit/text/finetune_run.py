@@ -131,7 +131,7 @@ def finetune(
             on_plan(plan)
         budget = None if planned or recipe.privacy.ledger else recipe.privacy.budget
         with ledger_of_rank(folder, recipe, budget, ranks) as ledger:
-            told(Progress(0, 0, {}, is_measured=False, doing="checking that no texts mix"))
+            told(Progress(0, 0, {}, is_measured=False, doing="tracing the program of one text"))
             session = FinetuneSession(
                 recipe,
                 folder,

@@ -55,20 +55,15 @@ class Materials:
     def records(self) -> dict[str, Any]:  # Any: options of `make_private`
         """Return the private texts as `make_private` takes them.
 
-        On a CPU, sequences come without padding. On a GPU steps are compiled, for one shape; and a
-        person's sequences need one.
+        On a CPU, sequences are padded to one of a few lengths. On a GPU steps are compiled, for one
+        shape; and a person's sequences need one.
         """
         ids, targets = self.training_tensors()
-        most = self.recipe.finetune.max_microbatch
+        speed = Speed(max_microbatch=self.recipe.finetune.max_microbatch)
         if ids.is_cuda or self.dataset.persons is not None:
-            speed = Speed(max_microbatch=most, compile="auto" if ids.is_cuda else False)
             return {"dataset": (ids, targets), "speed": speed}
         sequences = TokenSequences(ids, targets, self.tokenizer.pad_token_id)
-        return {
-            "dataset": sequences,
-            "collate_fn": sequences.collate,
-            "speed": Speed(max_microbatch=most, compile=False, lengths=sequences.lengths),
-        }
+        return {"dataset": sequences, "collate_fn": sequences.pad_to, "speed": speed}
 
     def training_tensors(self) -> tuple[Tensor, Tensor]:
         """Return the token ids and targets of the private texts on the recipe's device."""

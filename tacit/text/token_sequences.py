@@ -1,19 +1,15 @@
 """Padded token sequences as a data set of sequences without their padding.
 
-A lot of texts is cut into microbatches of like lengths (`Speed.lengths`), and each is padded to its
-own longest sequence. What is computed for a sequence is the same, since padding does not matter to
-the model (`SequenceLoss.probe`); the padding is not computed.
+`make_private` pads each sequence again, by its own length, to one of a few public lengths
+(`PadTo`). What is computed for a sequence is the same, since padding does not matter to the model
+(`SequenceLoss.probe`); most of the padding is not computed.
 """
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch import Tensor, arange
 from torch.utils.data import Dataset
 
 from tacit.text.text_records import IGNORED
-
-_LEAST = 2  # tokens: a causal model predicts the second one
+from tacit.training import PadTo
 
 
 class TokenSequences(Dataset):
@@ -21,31 +17,30 @@ class TokenSequences(Dataset):
 
     Targets are those of tokens, of shape (sequences, tokens), or classes, of shape (sequences,).
 
+    Attributes
+    ----------
+    pad_to
+        The `collate_fn` that pads them.
+
+    >>> import torch
     >>> data = TokenSequences(torch.tensor([[5, 6, 0, 0], [5, 6, 7, 0]]), torch.tensor([1, 0]), 0)
-    >>> data.collate([data[0], data[1]])[0].tolist()
-    [[5, 6, 0], [5, 6, 7]]
+    >>> data[0]
+    (tensor([5, 6]), tensor(1))
+    >>> data.pad_to([data[0]])
+    [tensor([[5, 6, 0, 0]]), tensor([1])]
     """
 
     def __init__(self, ids: Tensor, targets: Tensor, pad: int) -> None:
-        self.ids, self.targets, self.pad = ids, targets, pad
+        self.ids, self.targets = ids, targets
         is_used = ids != pad
         if targets.dim() == 2:
             is_used = is_used | (targets != IGNORED)  # an end token may be the padding token too
-        places = torch.arange(1, ids.shape[1] + 1)
-        self.lengths: np.ndarray = (is_used * places).amax(1).clamp(min=_LEAST).numpy()
+        self._lengths = (is_used * arange(1, ids.shape[1] + 1)).amax(1).tolist()
+        self.pad_to = PadTo(ids.shape[1], value={0: pad, 1: IGNORED})
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        length = int(self.lengths[index])
-        target = self.targets[index]
+        length, target = self._lengths[index], self.targets[index]
         return self.ids[index, :length], target[:length] if target.dim() else target
-
-    def collate(self, records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return sequences as one batch, padded to the longest of them."""
-        ids, targets = zip(*records, strict=True)
-        padded = pad_sequence(list(ids), batch_first=True, padding_value=self.pad)
-        if not targets[0].dim():
-            return padded, torch.stack(targets)
-        return padded, pad_sequence(list(targets), batch_first=True, padding_value=IGNORED)

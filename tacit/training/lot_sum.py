@@ -246,7 +246,7 @@ class LotSum:
                     parts = self._sum_of_rows(lot, microbatch, clip, compiled, defer=is_deferred)
                     if not parts:
                         fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
-                        for alike in fetched.of_one_shape():
+                        for alike in fetched.of_one_shape(lot.source.limit):
                             parts += in_halves(compute, alike, on_halved=lower_limit)
                 except Exception as error:
                     if compiled is None or not self._gives_up(error):

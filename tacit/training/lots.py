@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -100,7 +99,7 @@ class Lot:
     def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
         if batch is None:  # no workers, or an interrupted attempt has already taken it
-            batch = self.source.fetch(part.indices, self.source.seed(self.step) + number)
+            batch = self.source.fetch(part.indices, self.source.seed(self.step), number)
         return self.source.padded(batch, part)
 
 
@@ -118,10 +117,8 @@ class Lots:
         num_workers: int,
         rank: int = 0,
         ranks: int = 1,
-        lengths: NDArray[Any] | None = None,  # Any: numbers of any type
     ) -> None:
         self.records = records
-        self._lengths = lengths
         self.limit = limit
         self.padding = padding
         self._drawer = drawer
@@ -173,10 +170,9 @@ class Lots:
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory.
 
-        With `lengths`, records of like length come together. The sum over a lot has no order.
+        Of records of several lengths, so many are read at once that those of one length fill a
+        microbatch of their own (`Microbatch.of_one_shape`).
         """
-        if self._lengths is not None:
-            indices = indices[self._lengths[indices].argsort(kind="stable")]
         return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]
 
     def _cut(self, indices: Indices) -> list[_Cut]:
@@ -184,7 +180,8 @@ class Lots:
         if not n:
             return []
         if padding is None:
-            return [_Cut(p, len(p)) for p in np.array_split(indices, -(-n // self.limit))]
+            most = self.limit * self.records.n_lengths
+            return [_Cut(p, len(p)) for p in np.array_split(indices, -(-n // most))]
         sizes = padding.cover(n)
         if len(sizes) == 1:
             return [_Cut(indices, sizes[0])]
@@ -200,11 +197,15 @@ class Lots:
             self._row_numbers[rows] = torch.arange(rows, device=self.records.device)
         return Microbatch(pad_rows(batch, rows), self._row_numbers[rows] < n, n)
 
-    def fetch(self, indices: Indices, seed: int) -> Batch:
-        """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
+    def fetch(self, indices: Indices, seed: int, number: int = 0) -> Batch:
+        """Return the records at `indices`, microbatch `number` of a step with a `seed`, as a batch.
+
+        Random augmentation follows from both. Which records of a user are chosen follows from the
+        seed alone: the number depends on the other users of a lot.
+        """
         if self.records.is_stored:
             return self.records.fetch(indices, seed)
-        with randomness(seed, self.records.device):
+        with randomness(seed + number, self.records.device):
             return self.records.fetch(indices, seed)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
@@ -222,7 +223,7 @@ class Lots:
         def requests() -> Iterator[list[int]]:
             for step in range(start, stop):
                 for number, part in enumerate(cut_of(step)):
-                    yield [self.seed(step) + number, *part.indices.tolist()]
+                    yield [self.seed(step), number, *part.indices.tolist()]
 
         loader = DataLoader(
             _Requested(self.records),
@@ -243,14 +244,15 @@ class Lots:
 
 
 class _Requested(Dataset):
-    """The data set given to worker processes: a request holds a seed and indices of records."""
+    """The data set in worker processes: a request holds seed, number and indices of records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def __getitems__(self, request: Sequence[int]) -> Batch:
-        reseed(request[0], torch.device("cpu"))  # this process reads records and does nothing else
-        return self._records.fetch_on_host(np.asarray(request[1:], np.int64), request[0])
+        seed, number, *indices = request
+        reseed(seed + number, torch.device("cpu"))  # this process reads records, nothing else
+        return self._records.fetch_on_host(np.asarray(indices, np.int64), seed)
 
 
 def _identity(batch: Batch) -> Batch:

@@ -231,7 +231,7 @@ def make_private(
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, is_formed=started.programs is None)
-    speed, reason = _with_choice_of_compilation(speed, plan, parameters)
+    speed, reason = _with_choice_of_compilation(speed, plan, parameters, records)
     needed = started.bytes_of_example
     most = _most_rows(speed, needed, plan, ranks)
     limit = guard(_limit, speed, started, model, loss_fn, views, clip, most=most)
@@ -434,6 +434,7 @@ def _with_choice_of_compilation(
     speed: Speed,
     plan: TrainingPlan,
     parameters: dict[str, nn.Parameter],
+    records: Records,
 ) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
 
@@ -443,14 +444,14 @@ def _with_choice_of_compilation(
     each trained tensor: measured on an H200 (benchmarks/results/training-gpu.md). Only the plan and
     the program count.
     """
-    obstacle = _why_not_compiled(plan, parameters)
+    obstacle = _why_not_compiled(plan, parameters, records)
     if speed.compile is True and obstacle:
         raise ValueError(f"compile cannot {obstacle}.")
     if speed.compile != "auto":
         return speed, ""
     tensors = len(parameters)
     takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.35e-3 * tensors)
-    is_asked_for = next(iter(parameters.values())).is_cuda and speed.lengths is None
+    is_asked_for = next(iter(parameters.values())).is_cuda
     if not is_asked_for or saves < takes:
         return replace(speed, compile=False), ""
     if obstacle:
@@ -464,8 +465,12 @@ def _with_choice_of_compilation(
     )
 
 
-def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> str:
+def _why_not_compiled(
+    plan: TrainingPlan, parameters: dict[str, nn.Parameter], records: Records
+) -> str:
     """Return what compiled steps cannot do and the run would need; empty if nothing."""
+    if records.n_lengths > 1:
+        return "take records of several lengths; PadTo(lengths=[n]) gives them one"
     if plan.adaptive is not None and len(plan.clip.clip_norms) > 1:
         return "adapt several clip norms, whose ratios are in the graph"
     if any(isinstance(p, DTensor) for p in parameters.values()):
@@ -553,5 +558,4 @@ def _lots(
         num_workers=speed.num_workers,
         rank=ranks.rank,
         ranks=ranks.size,
-        lengths=speed.lengths_of(len(records)),
     )

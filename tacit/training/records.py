@@ -52,14 +52,20 @@ class Microbatch(NamedTuple):
 
         return [take(0, rows // 2), take(rows // 2, rows)]
 
-    def of_one_shape(self) -> list["Microbatch"]:
-        """Return microbatches whose records have one shape each, with `size` 0 if there are many.
+    def of_one_shape(self, limit: int) -> list["Microbatch"]:
+        """Return microbatches of at most `limit` records of one shape, if there are several shapes.
 
-        The records are counted on this microbatch.
+        Their `size` is then 0: the records are counted on this microbatch.
         """
-        if not isinstance(self.batch, ByShape):
+        batches = self.batch if isinstance(self.batch, ByShape) else [self.batch]
+        if self.weights is not None or (len(batches) == 1 and n_rows(batches[0]) <= limit):
             return [self]
-        return [Microbatch(batch, None) for batch in self.batch]
+        parts = [(batch, n_rows(batch), -(-n_rows(batch) // limit)) for batch in batches]
+        return [
+            Microbatch(take_rows(batch, k * rows // count, (k + 1) * rows // count), None)
+            for batch, rows, count in parts
+            for k in range(count)
+        ]
 
 
 class Columns(Dataset):
@@ -90,9 +96,11 @@ class Records:
         Whether none of the user's code runs when a record is fetched.
     of_users
         Whether what is fetched at an index is a user with several records (`users`).
+    n_lengths
+        Number of public lengths that a record may be padded to (`PadTo`).
     """
 
-    of_users = False
+    of_users, n_lengths = False, 1
 
     def __init__(
         self,
@@ -114,6 +122,7 @@ class Records:
         is_tensors = type(inner) is TensorDataset and _are_plain(inner.tensors)
         self.is_plain = collate_fn is None and (is_table or is_tensors)
         self.collate_fn = collate_fn
+        self.n_lengths = len(collate_fn.lengths) if isinstance(collate_fn, PadTo) else 1
 
     def __len__(self) -> int:
         return self.guard(len, self.dataset)

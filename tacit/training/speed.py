@@ -1,9 +1,7 @@
 """Options of a private run that change its speed and not its guarantee."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Literal
 
 from tacit._check import one_of, whole
 
@@ -27,43 +25,20 @@ class Speed:
         tens of seconds; later steps are faster than uncompiled ones. "auto" compiles on a GPU if
         the run has so many steps that it pays, says so before the first step, and runs the program
         as it is if it cannot be compiled. It never compiles on a CPU. See docs/speed.md.
-    lengths
-        A number for each record (with `users`, for each user), such as its number of tokens.
-        Microbatches then hold records of like lengths, so that a `collate_fn` which pads to the
-        longest of them pads little. Not for compiled steps, which are compiled for one shape.
     """
 
     max_microbatch: int | None = None
     static_shapes: bool = False
     num_workers: int = 0
     compile: bool | Literal["auto"] = "auto"
-    lengths: Any = field(default=None, repr=False, compare=False)  # Any: a sequence; private
 
     def __post_init__(self) -> None:
         if self.max_microbatch is not None:
             whole(max_microbatch=self.max_microbatch, least=1)
         whole(num_workers=self.num_workers)
         one_of((True, False, "auto"), compile=self.compile)
-        if self.lengths is not None and (self.static_shapes or self.compile is True):
-            raise ValueError(
-                "lengths must be left out with compile=True and static_shapes, whose microbatches "
-                "have one shape."
-            )
 
     @property
     def is_padded(self) -> bool:
         """Whether microbatches are padded."""
         return self.static_shapes or bool(self.compile)
-
-    def lengths_of(self, n: int) -> np.ndarray | None:
-        """Return the numbers by which the records of a lot are ordered; None for no order."""
-        if self.lengths is None:
-            return None
-        lengths = np.array(self.lengths)
-        if lengths.shape != (n,) or lengths.dtype.kind not in "iuf":
-            raise ValueError(
-                "lengths must be one number for each record (each user, if users are given), got "
-                f"an array of {lengths.ndim} axes and type {lengths.dtype.name}, or of another "
-                "length."
-            )
-        return lengths

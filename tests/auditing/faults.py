@@ -32,15 +32,16 @@ from tacit.training import (
     Users,
     Views,
     checkpoint,
-    engines,
+    clipped_sum,
     key,
+    lot_sum,
     lots,
     noise,
     plan,
     private,
 )
 from tacit.training import clip as clip_module
-from tacit.training.engines.examples import Examples, as_views
+from tacit.training.examples import as_views
 
 RECORDS = 120
 USERS = [f"user {number % 50}" for number in range(RECORDS)]
@@ -451,14 +452,14 @@ def clipping_forgets_the_square_root(patch):
 
 
 def _changed_sum(patch, change):
-    honest = engines.LotSum.__call__
+    honest = lot_sum.LotSum.__call__
 
     def total_of(self, lot, clip, **options):
         total, drawn = honest(self, lot, clip, **options)
         change(total, drawn)
         return total, drawn
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
 
 
 @fault("clip")
@@ -975,30 +976,29 @@ def bounds_of_layers_are_swapped(patch):
 
 @fault("clip", audit_views)
 def views_are_added(patch):
-    def clipped_sum(self, microbatch, clip, *, masked):
+    def sum_of_views(self, microbatch, clip, *, masked):
         batch = as_views(microbatch.batch, self._views, self._augment)
-        mask = torch.ones(len(batch[0]), dtype=torch.bool)
-        return self._engine(Examples(self._model, self._loss_fn, batch, mask), clip)
+        return clipped_sum(self._model, self._loss_fn, batch, clip)
 
-    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+    patch.setattr(lot_sum.LotSum, "_clipped_sum", sum_of_views)
 
 
 @fault("clip", audit_microbatches)
 def the_first_microbatch_alone_is_clipped(patch):
-    whole, part = engines.LotSum.__call__, engines.LotSum._clipped_sum
+    whole, part = lot_sum.LotSum.__call__, lot_sum.LotSum._clipped_sum
     summed: list = []
 
     def total_of(self, lot, clip, **options):
         summed.clear()
         return whole(self, lot, clip, **options)
 
-    def clipped_sum(self, microbatch, clip, **options):
+    def sum_of_part(self, microbatch, clip, **options):
         summed.append(microbatch)
         loose = clip_module.scaled(clip, [1e9 if len(summed) > 1 else 1.0])
         return part(self, microbatch, loose, **options)
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
-    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "_clipped_sum", sum_of_part)
 
 
 @fault("reuse", audit_resumed)
@@ -1150,7 +1150,7 @@ def losses_are_not_clipped(patch):
 
 @fault("reuse")
 def an_empty_lot_reuses_the_sum_before(patch):
-    honest = engines.LotSum.__call__
+    honest = lot_sum.LotSum.__call__
 
     def total_of(self, lot, clip, **options):
         total, drawn = honest(self, lot, clip, **options)
@@ -1160,7 +1160,7 @@ def an_empty_lot_reuses_the_sum_before(patch):
             total.sums.update({name: value.clone() for name, value in self._last.items()})
         return total, drawn
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
 
 
 @fault("key")

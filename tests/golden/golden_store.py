@@ -45,6 +45,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", WeakGuarantee)
+        warnings.filterwarnings("ignore", "The program of one example cannot be traced")
         warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
         yield
 

@@ -10,7 +10,9 @@ import tacit
 from tacit import events as ev
 from tacit.cli import app
 from tacit.report import certify, judge, new_key, sign, verify
+from tacit.report.certificate import seal
 from tacit.report.signature import AUTHENTICATED, CONSISTENT, INCOMPLETE, REFUTED
+from tacit.training.program.start import BY_CONSTRUCTION, ONE_AT_A_TIME
 
 DELTA = 1e-5
 
@@ -57,7 +59,7 @@ def test_the_claim_is_the_run_and_can_be_checked_signed_and_refuted(tmp_path):
     assert found["claim"]["epsilon"] == private.epsilon(delta=DELTA)
     assert found["claim"]["n_records_assumed_public"] == 40
     assert found["context"]["ledger"]["entries_of_run"] == [2]
-    assert found["context"]["isolation"] == private.isolation
+    assert found["context"]["isolation"] == private.isolation == BY_CONSTRUCTION
 
     def call(*more):
         return CliRunner().invoke(app, ["verify", str(file), *map(str, more)]).exit_code
@@ -94,6 +96,21 @@ def test_lost_steps_that_were_paid_again_are_part_of_the_claim(tmp_path):
     assert judge(tmp_path / "c.json", ledger=tmp_path / "a.ledger").word == CONSISTENT
     claim = found["claim"] | {"events": ev.Repeated(step, 2).to_dict()}
     assert verify(found | {"claim": claim})  # the price of the plan alone does not pass
+
+
+def test_only_the_two_statements_about_examples_verify(tmp_path):
+    private, _ = trained(None)
+    found = certify(private, tmp_path / "c.json", title="x", delta=DELTA)
+
+    def problems(statement):
+        body = found | {"context": found["context"] | {"isolation": statement}}
+        del body["seal"]
+        return [problem.field for problem in verify(body | {"seal": seal(body)})]
+
+    for statement in (BY_CONSTRUCTION, ONE_AT_A_TIME, None):
+        assert not problems(statement)
+    for statement in ("checked: 16 lots", "strict", ""):
+        assert problems(statement) == ["context.isolation"]
 
 
 def test_a_run_without_a_guarantee_or_a_step_gets_no_certificate(tmp_path):

@@ -1,4 +1,4 @@
-"""Token sequences without padding: lengths, batches, and losses that padding does not change."""
+"""Token sequences: their own lengths, public ones, and losses that padding does not change."""
 
 import pytest
 import torch
@@ -25,16 +25,20 @@ def sequences(*, is_causal, n=40, length=12, end=2, seed=0):
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_batch_is_padded_to_its_longest_sequence_and_holds_every_token(is_causal):
-    ids, targets = sequences(is_causal=is_causal)
+def test_a_sequence_is_padded_by_its_own_length_and_holds_every_token(is_causal):
+    ids, targets = sequences(is_causal=is_causal, length=40)
     data = TokenSequences(ids, targets, PAD)
-    rows = data.lengths.argsort()[:7]
-    found, goals = data.collate([data[int(row)] for row in rows])
-    longest = int(data.lengths[rows].max())
-    assert found.shape == (7, longest)
-    assert torch.equal(found, ids[rows][:, :longest])
-    assert (ids[rows][:, longest:] == PAD).all()
-    assert torch.equal(goals, targets[rows][:, :longest] if is_causal else targets[rows])
+    assert data.pad_to.lengths == (16, 24, 32, 40)
+    seen = set()
+    for row in range(len(data)):
+        found, goals = data.pad_to([data[row]])
+        length = found.shape[1]
+        seen.add(length)
+        assert length == min(n for n in data.pad_to.lengths if n >= len(data[row][0]))
+        assert torch.equal(found[0], ids[row, :length])
+        assert (ids[row, length:] == PAD).all()
+        assert torch.equal(goals[0], targets[row, :length] if is_causal else targets[row])
+    assert seen == set(data.pad_to.lengths)
 
 
 def test_an_end_token_that_is_the_padding_token_is_kept_where_it_is_learned():
@@ -46,10 +50,13 @@ def test_an_end_token_that_is_the_padding_token_is_kept_where_it_is_learned():
         assert (targets[row, len(own) :] == IGNORED).all()
 
 
-def test_a_text_of_no_tokens_has_two():
+def test_a_text_of_no_tokens_is_padding():
     ids = torch.full((3, 8), PAD)
     data = TokenSequences(ids, torch.full((3, 8), IGNORED), PAD)
-    assert data.lengths.tolist() == [2, 2, 2]
+    assert len(data[0][0]) == 0
+    found, goals = data.pad_to([data[0]])
+    assert found.tolist() == [[PAD] * 8]
+    assert goals.tolist() == [[IGNORED] * 8]
 
 
 @pytest.mark.parametrize("per", ["token", "sequence"])
@@ -64,9 +71,8 @@ def test_the_loss_of_a_sequence_does_not_depend_on_padding(per):
             hidden = self.table(input_ids).cumsum(1)
             return type("Found", (), {"logits": self.head(hidden)})
 
-    ids, targets = sequences(is_causal=True)
+    ids, targets = sequences(is_causal=True, length=40)
     loss = SequenceLoss(is_causal=True, per=per, pad=PAD, length=ids.shape[1])
     data, model = TokenSequences(ids, targets, PAD), Model()
-    rows = data.lengths.argsort()[:5]
-    alone = loss(model, data.collate([data[int(row)] for row in rows]))
-    torch.testing.assert_close(alone, loss(model, (ids[rows], targets[rows])))
+    alone = [loss(model, data.pad_to([data[row]])) for row in range(5)]
+    torch.testing.assert_close(torch.cat(alone), loss(model, (ids[:5], targets[:5])))

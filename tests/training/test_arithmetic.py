@@ -14,6 +14,7 @@ import torch
 from looped_reference import alone
 from scipy import stats
 from slow_cases import one_fast
+from tacit.training.engines import ENGINES, TracedLotSum
 from torch import nn
 
 from tacit import sampling

@@ -41,8 +41,8 @@ class PadTo:
     lengths
         The lengths themselves, in place of `maximum`.
     value
-        What to pad with: a number, or one for each name of a mapping. The default is 0, and -100
-        for "labels", which losses of torch ignore.
+        What to pad with: a number, or one for each name of a mapping (place in a tuple). The
+        default is 0, and -100 for "labels", which losses of torch ignore.
     mask
         Name of a further entry of the mapping that says which positions are the record's own.
         With True, for other records, it is appended to the tuple.
@@ -64,7 +64,7 @@ class PadTo:
         maximum: int | None = None,
         *,
         lengths: Sequence[int] | None = None,
-        value: float | Mapping[str, float] = 0,
+        value: float | Mapping[Any, float] = 0,  # Any: names, or places in a tuple
         mask: str | bool = False,
         fields: Sequence[str | int] | None = None,
     ) -> None:

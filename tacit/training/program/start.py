@@ -115,7 +115,7 @@ def start(
                 _warn(reason, comparison.cost_of_loop(clip, lot))
                 return Started(record_loop.run, None, ONE_AT_A_TIME, needed, zeros[-1])
             return Started(engine.run, programs, BY_CONSTRUCTION, needed, zeros[-1])
-        except IncompatibleModel:
+        except (IncompatibleModel, Warning):  # a warning, if warnings are errors
             raise
         except Exception as error:
             if is_out_of_memory(error) or not comparison.has_run:
