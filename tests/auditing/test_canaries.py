@@ -86,9 +86,7 @@ def test_a_program_that_runs_on_one_record_at_a_time_takes_the_canaries():
 
     canaries = GradientCanaries(60, clip_norm=0.5, rng=2)
     with pytest.warns(RuntimeWarning, match="cannot be traced"):
-        audited(
-            canaries, loss=asks_for_a_value, batch_size=60, n_records=90, noise_multiplier=0.1
-        )
+        audited(canaries, loss=asks_for_a_value, batch_size=60, n_records=90, noise_multiplier=0.1)
     inside = canaries.scores[canaries.is_member]
     assert inside.mean() > canaries.scores[~canaries.is_member].mean()
 
