@@ -10,12 +10,9 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tacit import accounting
-from tacit.events import Event
 from tacit.training.callbacks import Callback, ReleasedStep
-from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import TrainingPlan
@@ -43,7 +40,7 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Lot]:
         """Yield the lots of the epoch, starting after the last step taken."""
-        return self._run.lots_until(self.end)
+        return self._run._turns.lots(self._run, self.end)
 
     def __len__(self) -> int:
         """Return the number of steps that remain in the epoch."""
@@ -53,112 +50,30 @@ class Epoch:
         return f"Epoch({self.number} of {self.total}, until step {self.end})"
 
 
-class EpochLoops(RunState):
-    """The methods of a private run that follow its epochs and its price. Base of `Private`."""
-
-    _reports: "StepReports | None"
-    _priced: dict[tuple[Event, float], float]
-
-    def epochs(self) -> Iterator[Epoch]:
-        """Yield the epochs of the run, each of which yields its lots.
-
-        A resumed run begins with what remains of its epoch. An epoch that is left early, by a
-        `break`, is yielded again with its remaining lots: every planned step is paid.
-
-            for epoch in private.epochs():
-                for batch in epoch:
-                    private.step(batch)
-        """
-        self._note_end(self._end)
-        while (taken := self.steps_taken) < self._end:
-            yield epoch_at(self, taken)  # type: ignore[arg-type]  # `Private` is the only subclass
-            if self.steps_taken == taken:
-                raise RuntimeError(
-                    "no step was taken in this epoch. Loop over it, `for batch in epoch`, and call "
-                    "private.step(batch) for each."
-                )
-
-    def epsilon_at(self, step: int, *, delta: float) -> float:
-        """Return the epsilon at `delta` of a run planned to end after `step` steps.
-
-        It is the exact price of the first `step` steps of the plan, of the steps reserved for a
-        restart, of the releases in `also`, and of lost steps that were paid beyond the reserve; for
-        samplers that are priced by the epoch, of the epochs begun.
-        At `private.steps` it equals `private.epsilon`. The run itself costs `private.epsilon` from
-        its first step on, also if it is stopped early because of its results. Results are kept, so
-        that asking again is free.
-        """
-        plan = self._plan
-        if not isinstance(step, int) or not 0 <= step <= plan.steps:
-            raise ValueError(f"step must be a whole number from 0 to {plan.steps}, got {step!r}.")
-        event = plan.together(self._with_repaid(plan.event_until(step)))
-        if (event, delta) not in self._priced:
-            self._priced[event, delta] = accounting.epsilon(
-                event, delta=delta, relation=self.ledger.relation
+def epochs_of(run: "Private") -> Iterator[Epoch]:
+    """Yield the epochs of a run that remain, each until all of its steps are taken."""
+    note_end(run, run.steps)
+    while (taken := run.steps_taken) < run.steps:
+        yield epoch_at(run, taken)
+        if run.steps_taken == taken:
+            raise RuntimeError(
+                "no step was taken in this epoch. Loop over it, `for batch in epoch`, and call "
+                "private.step(batch) for each."
             )
-        return self._priced[event, delta]
 
-    def epsilon(self, *, delta: float) -> float:
-        """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
-        It includes lost steps that were paid beyond the reserve, so it can exceed the epsilon that
-        the run was planned for. Stopping early because of the results does not make the run
-        cheaper.
-        """
-        return self.epsilon_at(self._plan.steps, delta=delta)
-
-    @property
-    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
-        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out.
-
-        If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
-        is the noise of the gradient's sum. `reserve` counts steps that are paid for a restart,
-        `repaid` describes lost steps that were paid beyond them.
-        """
-        bands = len(self._plan.column)
-        return {
-            **({"bands": bands} if bands > 1 else {}),
-            **({"gradient_factor": factor} if (factor := self._plan.gradient_factor) > 1 else {}),
-            **({"reserve": self._plan.reserve} if self._plan.reserve else {}),
-            **({"repaid": [str(event) for event in self._repaid.values()]} if self._repaid else {}),
-            "step": self.steps_taken,
-            "steps": self._end,
-            "clip_norms": list(self._clip().clip_norms),
-            "noise_multiplier": self._plan.noise_at(self.steps_taken),
-            "expected_batch": self._plan.expected_batch,
-            "n_records": self._plan.n_records,
-            "is_reproducible": self.is_reproducible,
-        }
-
-    @property
-    def noisy_losses(self) -> list[float]:
-        """The noisy training losses of the steps that this process has taken, oldest first."""
-        return [] if self._reports is None else list(self._reports.losses)
-
-    def _note_end(self, end: int) -> None:
-        """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
-        end = min(end, self._end)
-        if self.steps_taken < end or self._first_step >= end:  # it was over when it was loaded
-            return
-        what = "this run" if end == self._end else "this epoch"
-        warnings.warn(
-            f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
-            "over private is the whole run; private.epochs() yields it epoch by epoch.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-    def _report(self, step: int) -> None:
-        """Call the callbacks with what the run has released up to and including `step`."""
-        reports = self._reports
-        if reports is None or not (reports.callbacks and self._ranks.rank == 0):
-            return
-        taken, delta = step + 1, reports.delta
-        is_end = epoch_bounds(self._plan, step)[1] == taken
-        epsilon = self.epsilon_at(taken, delta=delta) if is_end and delta is not None else None
-        released = reports.released(step, self._clip().clip_norms, epsilon)
-        for callback in reports.callbacks:
-            callback(released)
+def note_end(run: "Private", end: int) -> None:
+    """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
+    end = min(end, run.steps)
+    if run.steps_taken < end or run._position.first_step >= end:  # it was over when it was loaded
+        return
+    what = "this run" if end == run.steps else "this epoch"
+    warnings.warn(
+        f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
+        "over private is the whole run; private.epochs() yields it epoch by epoch.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 class StepReports:
@@ -195,6 +110,17 @@ class StepReports:
         is_new = step == epoch_bounds(plan, step)[0] or step != self._of_epoch.next_step
         before = _EpochLoss(step, 0, 0.0, 0.0) if is_new else self._of_epoch
         self._of_epoch = before.with_loss(loss, plan.noisy_loss.noise_std(**setting))
+
+    def report(self, run: "Private", step: int) -> None:
+        """Call the callbacks with what the run has released up to and including `step`."""
+        if not self.callbacks:
+            return
+        is_end = epoch_bounds(self.plan, step)[1] == step + 1
+        has_price = is_end and self.delta is not None
+        epsilon = run.epsilon_at(step + 1, delta=self.delta) if has_price else None
+        released = self.released(step, run._clip().clip_norms, epsilon)
+        for callback in self.callbacks:
+            callback(released)
 
     def released(
         self, step: int, clip_norms: tuple[float, ...], epsilon: float | None

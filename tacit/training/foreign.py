@@ -1,27 +1,20 @@
-"""Loops that somebody else owns: Lightning, Accelerate, Trainer, or the user's own plain loop.
+"""Loops that somebody else owns: Lightning, Accelerate, Trainer, Keras, or a plain one.
 
-Such a loop iterates over `private` and calls `private.backward()` for each lot in place of
-`loss.backward()`. The sum is that of `Private.step`, by `loss_fn`; the loop's optimizer does the
-rest.
+Such a loop iterates over `private`, calls `private.backward()` for each lot in place of
+`loss.backward()`, and steps its own optimizer. The losses are those of `loss_fn`, and the sum is
+that of `Private.step`: the loop computes nothing from a record.
+
+Each release belongs to one optimizer step. A loop that accumulates gradients would overwrite the
+release in `p.grad` by the next one, and what was paid for it would be lost.
 """
 
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Iterable
 from weakref import WeakMethod
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-
-from tacit.training.arithmetic import Arithmetic
-from tacit.training.clip import Clip, ClippedSum
-from tacit.training.ema import TailMean
-from tacit.training.epochs import EpochLoops
-from tacit.training.lots import Lot
-from tacit.training.tree import LossFn
-from tacit.training.withheld_errors import ErrorGuard
-
-if TYPE_CHECKING:
-    from tacit.training.gpu.graph_replay import ReplayedStep  # noqa: F401  # `private` has it from here
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
@@ -33,94 +26,53 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-class ForeignLoops(EpochLoops):
-    """The methods of a private run for training loops of other libraries. Base of `Private`.
-
-    It keeps track of the loop that is running and the lot that the loop holds.
-    """
-
-    _loss_fn: LossFn
-    _lot_sum: Any  # a callable: how lots are summed
-    _parameters: dict[str, nn.Parameter]
-    _replayed: Any  # `RecordedUpdate`, or None
+class LastRelease:
+    """The release that `private.backward()` left in `p.grad`, and whether a step has used it."""
 
     def __init__(
-        self,
-        guard: ErrorGuard,
-        arithmetic: Arithmetic,
-        mean: TailMean | None = None,
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
     ) -> None:
-        super().__init__(mean)
-        self.arithmetic = arithmetic
-        self._guard = guard
-        self._loop = 0  # number of the newest loop
-        self._lot: Lot | None = None  # which a loop over the run holds
-        self._at_end: RemovableHandle | None = None
+        self._optimizer, self._parameters = optimizer, list(parameters)
+        self._is_unused = False
+        self._hook: RemovableHandle | None = None
 
-    def backward(self) -> None:
-        """Set `p.grad` to the noisy gradient of the lot; call this in place of `loss.backward()`.
+    def watch(self, after_step: Callable[[], None]) -> None:
+        """Wait for the optimizer step that uses the release, and call `after_step` after it.
 
-        The losses are those of `loss_fn` on the lot that was yielded last. The loop iterates over
-        `private`, need not unpack the lot, and steps its own optimizer.
+        A loop of another library may stop then, and keep its iterator of lots. The parameters'
+        version counters would not show the step: fused optimizers leave them as they are.
         """
-        if self._lot is None:
-            raise RuntimeError(
-                "private.backward() needs a lot of `for lot in private`, and uses each lot once."
+        call = WeakMethod(after_step)  # the optimizer must not keep the run alive
+
+        def note(*_: object) -> None:
+            self._is_unused = False
+            if (found := call()) is not None:
+                found()
+
+        self._is_unused = True
+        self._hook = self._optimizer.register_step_post_hook(note)
+
+    def require_used(self, step: int) -> None:
+        """Raise if `p.grad` still holds a release that no optimizer step has used."""
+        if self._is_unused:
+            found = [p.grad for p in self._parameters if p.grad is not None]
+            if any(bool(gradient.any()) for gradient in found):
+                raise RuntimeError(
+                    "no optimizer step has used the last release, which p.grad still holds. Call "
+                    "optimizer.step() after each private.backward(); instead of accumulating "
+                    "gradients, make batch_size larger. optimizer.zero_grad() discards the release."
+                )
+            warnings.warn(
+                f"the release of step {step} was discarded by zero_grad before an optimizer step "
+                "used it. It stays paid.",
+                RuntimeWarning,
+                stacklevel=4,
             )
-        self.step(self._lot, update=False)
-        self._lot = None
-        self._end_with_the_optimizer()
+        self.forget()
 
-    def _begin_loop(self) -> int:
-        """Begin a new loop over the lots, end the one before it, and return the new one's number.
-
-        Two loops at the same time could release parts of one lot twice.
-        """
-        self._lot = None
-        self._loop += 1
-        return self._loop
-
-    def _check_loop(self, loop: int) -> None:
-        if loop != self._loop:
-            raise RuntimeError("another loop over this run has begun; continue with that one.")
-
-    def _end_turn(self, loop: int) -> None:
-        if loop == self._loop:  # an older loop holds nothing
-            self._lot = None
-            self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
-            if self._at_end is not None:
-                self._at_end.remove()
-
-    def _end_with_the_optimizer(self) -> None:
-        """After the last release, end the run when the optimizer has taken its step.
-
-        A loop of another library may stop then, and keep its iterator of batches.
-        """
-        if self._mean is None or self.steps_taken < self._end:
-            return
-        end = WeakMethod(self._end_run)  # the optimizer must not keep the run alive
-
-        def after_step(*_: object) -> None:
-            if (end_run := end()) is not None:
-                end_run()
-
-        self._at_end = self._optimizer.register_step_post_hook(after_step)
-
-    def _may_defer(self) -> bool:
-        """Whether nothing but the noise reads a lot's sum, so that both may be one launch on a GPU.
-
-        The sum is then computed after the payment, with the release.
-        """
-        is_read = self._ranks.size > 1 or self._plan.adaptive is not None
-        is_read = is_read or self._reports is not None or self.arithmetic.mode != "fast"
-        if is_read:
-            return False
-        # Sums of other dtypes are copied before their release.
-        is_float = all(p.dtype == torch.float32 for p in self._parameters.values())
-        return is_float and getattr(self._lot_sum, "compiles", False)
-
-    def _pay_and_release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
-        raise NotImplementedError  # `Private` has it
-
-    def step(self, lot: Lot, *, update: bool = True) -> None:
-        raise NotImplementedError  # `Private` has it
+    def forget(self) -> None:
+        """Stop waiting for an optimizer step."""
+        self._is_unused = False
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

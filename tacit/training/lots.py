@@ -43,8 +43,8 @@ class _Cut(NamedTuple):
 class Lot:
     """The records of one step; private. Pass it to `Private.step`, or use it as a batch.
 
-    Unpacked (`x, y = lot`) or indexed (`lot["x"]`, `model(**lot)`) it is the whole lot as one
-    collated batch. An empty lot then has one row of zeros with weight 0.
+    Unpacked (`x, y = lot`) or indexed (`lot["x"]`) it is the whole lot as one collated batch, for a
+    look at shapes; an empty lot is one row of zeros. Nothing accounts for what is computed from it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lot:
         self._indices = source.indices(step)
         self._cut = cut
         self._prefetched = prefetched
-        self._whole: Microbatch | None = None
+        self._whole: Batch | None = None
 
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
@@ -72,7 +72,7 @@ class Lot:
         for number, part in enumerate(cut):
             yield PendingMicrobatch(*part, partial(self._fetch, part, number))
 
-    def whole(self) -> Microbatch:
+    def whole(self) -> Batch:
         """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
         if self._whole is None:
             self._whole = self._make_whole()
@@ -89,13 +89,12 @@ class Lot:
         return self._for_loop().keys()
 
     def _for_loop(self) -> Any:  # Any: the user's batch
-        return self.source.records.for_loop(self.whole().batch)
+        return self.source.records.in_rows(self.whole())
 
-    def _make_whole(self) -> Microbatch:
+    def _make_whole(self) -> Batch:
         if not len(self._indices):
-            return self.source.nothing()
-        batch = self.source.fetch(self._indices, self.source.seed(self.step))
-        return Microbatch(batch, None, len(self._indices))
+            return self.source.records.blank()
+        return self.source.fetch(self._indices, self.source.seed(self.step))
 
     def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
@@ -162,10 +161,6 @@ class Lots:
     def on_device(self) -> AbstractContextManager[Any]:  # Any: its value is unused
         """Return a context in which the model's GPU, if there is one, is the current device."""
         return current_device(self.records.device)
-
-    def nothing(self) -> Microbatch:
-        """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
-        return Microbatch(self.records.blank(), torch.zeros(1, device=self.records.device))
 
     def indices(self, step: int) -> Indices:
         """Return the indices of this rank's records in the lot of `step`. Private."""

@@ -20,6 +20,7 @@ from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
 from tacit.training.callbacks import Callback
+from tacit.training.checkpoint import open_checkpoint
 from tacit.training.checkpoint_file import Checkpoint
 from tacit.training.clip import Clip, ClippedSum, Flat
 from tacit.training.distributed import Ranks, checksum, unwrapped
@@ -190,6 +191,11 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
+    if not callable(loss_fn):
+        raise TypeError(
+            "loss_fn must be a function of (model, batch) that gives one loss for each example, "
+            f"got {type(loss_fn).__name__}. Loops that call private.backward() need it too."
+        )
     speed = speed or Speed()
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
@@ -236,7 +242,6 @@ def make_private(
     run = Private(
         model,
         optimizer,
-        loss_fn,
         parameters=parameters,
         plan=plan,
         lots=lots,
@@ -421,7 +426,7 @@ def _claimed(
                 "Finish that run or delete it first."
             )
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
-    run.open_checkpoint()
+    open_checkpoint(run)
     return run
 
 
@@ -527,7 +532,7 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.is_padded:
         return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit, is_for_all=True)
+        return Padding(multiple=limit, limit=limit)
     rate = min(1.0, plan.expected_batch / plan.n_records)
     is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size

@@ -25,8 +25,6 @@ class Padding:
         Most rows of a microbatch, at least `multiple`.
     spread
         A multiple that gives few sizes in all, for programs that are compiled anew for each.
-    is_for_all
-        Whether microbatches are padded for loops of the user's too, not for compiled steps only.
 
     Examples
     --------
@@ -39,7 +37,6 @@ class Padding:
     multiple: int
     limit: int
     spread: int = 1
-    is_for_all: bool = False
 
     def cover(self, n: int) -> list[int]:
         """Return the sizes of the microbatches for `n` records, each record in one of them."""

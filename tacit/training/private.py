@@ -5,44 +5,60 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
+from tacit import accounting
 from tacit.events import Event
-from tacit.ledger import Ledger
-from tacit.training.checkpoint import Checkpoint, Uninterrupted
+from tacit.ledger import Entry, Ledger
+from tacit.training import checkpoint as restarts
+from tacit.training.checkpoint_file import Checkpoint, LostSteps, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
-from tacit.training.foreign import ForeignLoops
+from tacit.training.epochs import Epoch, StepReports, epochs_of
+from tacit.training.foreign import LastRelease
+from tacit.training.interrupts import Uninterrupted
+from tacit.training.key import Key
 from tacit.training.lot_sum import LotSum
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
+from tacit.training.payments import Payments
 from tacit.training.plan import TrainingPlan
-from tacit.training.tree import LossFn
+from tacit.training.turns import Turns
 from tacit.training.withheld_errors import ErrorGuard
 
 if TYPE_CHECKING:
-    from tacit.training.epochs import StepReports
-    from tacit.training.foreign import Arithmetic, ReplayedStep, TailMean
+    from tacit.training.arithmetic import Arithmetic
+    from tacit.training.ema import TailMean
+    from tacit.training.gpu.graph_replay import ReplayedStep
 
 
-class Private(ForeignLoops):
+@dataclass
+class Position:
+    """Where a run is: all that changes from step to step but weights, optimizer and payments."""
+
+    end: int  # steps after which the run ends: all of the plan, unless lost steps are skipped
+    clip_moves: tuple[float, ...]  # factors of the clip norms, from adaptive clipping
+    steps_taken: int = 0
+    first_step: int = 0  # of this process
+    kept: int | None = None  # step of the newest checkpoint
+    is_replay: bool = False
+
+
+class Private:
     """A private run: iterate over it for lots and pass each to `step`. Made by `make_private`.
-
-    `backward` serves loops of other libraries (`foreign`); `state_dict` and `load_state_dict` serve
-    restarts (`checkpoint`).
 
     Attributes
     ----------
-    steps, steps_taken
-        Number of planned steps and of steps taken; the run ends when they are equal.
     ledger
         Where the whole plan is reserved before the first release.
     isolation
-        How examples were kept apart, as the certificate says.
+        How examples are kept apart, as the certificate says.
     arithmetic
         What is proved about the rounding of the sums, as a number and in words.
     is_reproducible
@@ -53,7 +69,6 @@ class Private(ForeignLoops):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn,
         *,
         parameters: dict[str, nn.Parameter],
         plan: TrainingPlan,
@@ -68,55 +83,35 @@ class Private(ForeignLoops):
         arithmetic: "Arithmetic",
         checkpoint: Checkpoint | None = None,
         mean: "TailMean | None" = None,
-        reports: "StepReports | None" = None,
+        reports: StepReports | None = None,
     ) -> None:
-        super().__init__(guard, arithmetic, mean)
-        self.isolation = isolation
-        self.ledger = ledger
+        self.ledger, self.isolation, self.arithmetic = ledger, isolation, arithmetic
         self.is_reproducible = is_reproducible
-        self._seeded = lots.key if is_reproducible else None
-        self._checkpoint, self._end = checkpoint, plan.steps
-        self.steps_taken = 0
-        self._reports, self._priced = reports, {}
-        self._model = model
-        self._optimizer = optimizer
-        self._loss_fn = loss_fn
-        self._parameters = parameters
+        self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        self._plan = plan
-        self._lots = lots
-        self._lot_sum = lot_sum
-        self._noise = noise
+        self._plan, self._lots, self._lot_sum, self._noise = plan, lots, lot_sum, noise
+        self._guard, self._ranks, self._reports, self._mean = guard, ranks, reports, mean
+        self._position = Position(plan.steps, (1.0,) * len(plan.clip.clip_norms))
+        self._bill, self._turns = Payments(ledger, plan), Turns()
+        self._release = LastRelease(optimizer, parameters.values())
+        self._checkpoint, self._seeded = checkpoint, lots.key if is_reproducible else None
+        self._salt = Key.fresh()  # of the hash of the records
+        self._priced: dict[tuple[Event, float], float] = {}
+        is_alone = ranks.size == 1
         self._replayed = replayed_update(
-            noise, list(parameters.values()), optimizer, is_alone=ranks.size == 1
+            noise, list(parameters.values()), optimizer, is_alone=is_alone
         )
-        self._ranks = ranks
-        self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # factors from adaptive clipping
+        # Where nothing but the noise reads a lot's sum, both may be one launch on a GPU: the sum is
+        # then computed after the payment, with the release.
+        is_float = all(p.dtype == torch.float32 for p in parameters.values())
+        is_read = not is_alone or reports is not None or plan.adaptive is not None
+        self._may_defer = is_float and not is_read and arithmetic.mode == "fast"
 
     # The step -------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Lot]:
         """Yield the lots of the steps that remain, starting after the last step taken."""
-        return self.lots_until(self.steps)
-
-    def lots_until(self, end: int) -> Iterator[Lot]:
-        """Yield the lots of the steps that remain before step `end`."""
-        mine = self._begin_loop()
-        self._note_end(end)
-        for lot in self._lots.from_step(self.steps_taken, min(end, self._end)):
-            self.keep()
-            self._lot = lot
-            try:
-                yield lot
-            finally:
-                self._end_turn(mine)
-            self._check_loop(mine)
-            if self.steps_taken == lot.step:
-                raise RuntimeError(
-                    "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
-                    "call private.step(batch) or private.backward() for each."
-                )
-        self._end_loop()
+        return self._turns.lots(self, self.steps)
 
     def step(self, lot: Lot, *, update: bool = True) -> None:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
@@ -127,17 +122,17 @@ class Private(ForeignLoops):
         `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
         momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
         """
-        with self._one_step, self._lots.on_device():
-            self._check_turn(lot)
+        with self._turns.one_step, self._lots.on_device():
+            self._turns.require_next(lot, self)
+            self._release.require_used(self.steps_taken)
             clip = self._clip()
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
-            may_defer = update and self._replayed is not None and self._may_defer()
-            options = {"defer": True} if may_defer else {}
-            with self._guard:  # clip and add; private
-                total, drawn = self._lot_sum(lot, clip, **options)
-            deferred = self._lot_sum.deferred() if options else None
-            self._pay_and_release(total, drawn, clip, is_own_loop=update, deferred=deferred)
+            defer = update and self._may_defer and self._replayed is not None
+            with self._guard:  # map the program over the lot, clip and add; private
+                total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)
+            deferred = self._lot_sum.deferred() if defer else None
+            self._pay_and_release(total, drawn, clip, update=update, deferred=deferred)
 
     def _pay_and_release(
         self,
@@ -145,78 +140,142 @@ class Private(ForeignLoops):
         drawn: float,
         clip: Clip,
         *,
-        is_own_loop: bool = False,
-        deferred: "ReplayedStep | None" = None,
+        update: bool,
+        deferred: "ReplayedStep | None",
     ) -> None:
         """Pay for the step and set `p.grad` to the noisy mean of the clipped gradients.
 
-        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`. If the
-        sum was `deferred`, that replay computes it together with the release.
+        The sums of all ranks are added first. The optimizer's step follows if `update`. If the sum
+        was `deferred`, that replay computes it together with the release.
         """
+        at, plan = self._position, self._plan
+        step, multiplier = at.steps_taken, self.noise_multiplier
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
                 "requires_grad of a parameter was changed during the run. Make a new run instead."
             )
         if self._ranks.size == 1:
-            self._pay()
+            self._bill.pay(step)
         else:  # `total` and `drawn` become those of all ranks, still private
             like = self._parameters if self.arithmetic.mode == "fast" else {}
-            total, drawn = self._ranks.pay_and_add(total, drawn, self._pay, like)
+            total, drawn = self._ranks.pay_and_add(total, drawn, lambda: self._bill.pay(step), like)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
-        scales = [self._plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
+        scales = [plan.gradient_factor * scale for scale in scales]  # see `noisy_loss`
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
-        step, multiplier = self.steps_taken, self.noise_multiplier
         with Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._observe(scales)
-            self.steps_taken += 1  # first: this noise is not drawn again if the rest fails
-            if is_own_loop and self._replayed is not None:
-                self._replayed.release_and_move(
-                    sums, scales, step=step, noise_multiplier=multiplier, deferred=deferred
-                )
+            at.steps_taken += 1  # first: this noise is not drawn again if the rest fails
+            how = {"step": step, "noise_multiplier": multiplier}
+            if update and self._replayed is not None:
+                self._replayed.release_and_move(sums, scales, deferred=deferred, **how)
             else:
-                self._noise.release_into(
-                    self._parameters.values(), sums, scales, step=step, noise_multiplier=multiplier
-                )
-                if is_own_loop:
+                self._noise.release_into(self._parameters.values(), sums, scales, **how)
+                if update:
                     self._optimizer.step()
-            self._adapt(total, drawn, step)
+            if plan.adaptive is not None:  # noisy counts of unclipped examples, paid with the step
+                of_step = {"expected_batch": plan.expected_batch, "noise": self._noise}
+                at.clip_moves = plan.adaptive.release(
+                    at.clip_moves, total.within.tolist(), drawn, step=step, **of_step
+                )
             if self._reports is not None:
                 self._reports.release_loss(total.loss, noise=self._noise, step=step)
-            if is_own_loop:
-                self._end_run()
-        if self._reports is not None:
-            self._report(step)
+            if update:
+                self.end_turn()
+        if self._reports is not None and self._ranks.rank == 0:
+            self._reports.report(self, step)
 
-    def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
-        """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""
-        if self._plan.adaptive is not None:
-            self._clip_moves = self._plan.adaptive.release(
-                self._clip_moves,
-                total.within.tolist(),
-                drawn,
-                noise=self._noise,
-                step=step,
-                expected_batch=self._plan.expected_batch,
-            )
+    def _clip(self) -> Clip:
+        """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
+        return self._plan.clip_at(self.steps_taken, self._position.clip_moves)
 
-    def _check_turn(self, lot: Lot) -> None:
-        if not isinstance(lot, Lot):
+    def _observe(self, scales: Sequence[float]) -> None:
+        """Before a step moves them, add the weights to their mean, and state the noise's scale.
+
+        Optimizers that correct for noise, such as `AdamBC`, are given that public number.
+        """
+        if self._mean is not None:
+            self._mean.observe(self.steps_taken)
+        state_noise = getattr(self._optimizer, "state_noise", None)
+        if state_noise is not None:
+            step, plan = self.steps_taken, self._plan
+            factor = plan.noise_at(step) * self._noise.deviation(step) / plan.expected_batch
+            stds = [factor * scale for scale in scales]
+            state_noise(zip(self._parameters.values(), stds, strict=True))
+
+    # Loops ----------------------------------------------------------------------------------------
+
+    def backward(self, losses: object = None) -> None:
+        """Set `p.grad` to the noisy gradient of the lot; call this in place of `loss.backward()`.
+
+        For loops of other libraries. The lot is the one that `for lot in private` yielded last, and
+        the losses are those of the `loss_fn` given to `make_private`. The lot is paid and used
+        once, as by `step`, and the loop's own optimizer does the rest.
+
+        Each release belongs to one optimizer step. If none has followed, because the loop
+        accumulates gradients, the next call raises `RuntimeError` before anything is paid. The loop
+        may discard a release by `optimizer.zero_grad()`: it goes on after a warning, because what
+        was paid stays paid.
+        """
+        if losses is not None:
             raise TypeError(
-                f"batch must come from `for batch in private`, got {type(lot).__name__}: only lots "
-                "that were drawn as billed may be stepped on."
+                "private.backward() takes no losses: let the loss_fn of make_private compute them, "
+                "one for each example, and call private.backward() for each lot of "
+                "`for lot in private`."
             )
-        if (lot.source, lot.key, lot.step) != (self._lots, self._lots.key, self.steps_taken):
-            raise ValueError("this lot is of another step or run; each is used once, in order.")
+        if self._turns.lot is None:
+            raise RuntimeError(
+                "private.backward() needs a lot of `for lot in private`, and uses each lot once."
+            )
+        self.step(self._turns.lot, update=False)
+        self._turns.lot = None
+        self._release.watch(self.end_turn)
+
+    def end_turn(self) -> None:
+        """Set the model to the mean of its last weights if the run is over and averages them."""
+        if self._mean is not None and self.steps_taken == self.steps:
+            self._mean.apply_at_end(self.steps_taken)
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yield the epochs of the run, each of which yields its lots.
+
+        A resumed run begins with what remains of its epoch. An epoch that is left early, by a
+        `break`, is yielded again with its remaining lots: every planned step is paid.
+
+            for epoch in private.epochs():
+                for batch in epoch:
+                    private.step(batch)
+        """
+        return epochs_of(self)
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Give the model the mean weights of the last steps so far inside the block.
+
+        `noise=Banded(...)` averages them, and the model keeps the mean when the run ends. Without
+        it, or before the last steps, the model stays as it is. Call this between steps: after the
+        last one, it sets the model to the mean for good, if leaving the loop has not done so.
+        """
+        self.end_turn()
+        if self._mean is None or not self._mean.updates:
+            yield self._model
+            return
+        with self._mean.applied(self.steps_taken) as model:
+            yield model
 
     # What is public -------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
         """Number of steps of the run, each of which releases one noisy gradient."""
-        return self._end
+        return self._position.end
+
+    @property
+    def steps_taken(self) -> int:
+        """Number of steps taken; the run ends when it equals `steps`."""
+        return self._position.steps_taken
 
     @property
     def event(self) -> Event:
@@ -229,7 +288,36 @@ class Private(ForeignLoops):
 
         It includes the steps that are reserved for a restart, and lost steps that were paid beyond.
         """
-        return self._with_repaid()
+        return self._bill.event()
+
+    def epsilon(self, *, delta: float) -> float:
+        """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
+
+        It includes lost steps that were paid beyond the reserve, so it can exceed the epsilon that
+        the run was planned for. Stopping early because of the results does not make the run
+        cheaper.
+        """
+        return self.epsilon_at(self._plan.steps, delta=delta)
+
+    def epsilon_at(self, step: int, *, delta: float) -> float:
+        """Return the epsilon at `delta` of a run planned to end after `step` steps.
+
+        It is the exact price of the first `step` steps of the plan, of the steps reserved for a
+        restart, of the releases in `also`, and of lost steps that were paid beyond the reserve; for
+        samplers that are priced by the epoch, of the epochs begun.
+        At `private.steps` it equals `private.epsilon`. The run itself costs `private.epsilon` from
+        its first step on, also if it is stopped early because of its results. Results are kept, so
+        that asking again is free.
+        """
+        plan = self._plan
+        if not isinstance(step, int) or not 0 <= step <= plan.steps:
+            raise ValueError(f"step must be a whole number from 0 to {plan.steps}, got {step!r}.")
+        event = plan.together(self._bill.event(plan.event_until(step)))
+        if (event, delta) not in self._priced:
+            self._priced[event, delta] = accounting.epsilon(
+                event, delta=delta, relation=self.ledger.relation
+            )
+        return self._priced[event, delta]
 
     @property
     def noise_multiplier(self) -> float:
@@ -241,6 +329,47 @@ class Private(ForeignLoops):
         """Largest number of rows on the device at once; it is lowered when memory runs out."""
         return self._lots.limit
 
+    @property
+    def noisy_losses(self) -> list[float]:
+        """The noisy training losses of the steps that this process has taken, oldest first."""
+        return [] if self._reports is None else list(self._reports.losses)
+
+    @property
+    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
+        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out.
+
+        If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
+        is the noise of the gradient's sum. `reserve` counts steps that are paid for a restart,
+        `repaid` describes lost steps that were paid beyond them.
+        """
+        plan, repaid = self._plan, [str(event) for event in self._bill.repaid.values()]
+        return {
+            **({"bands": len(plan.column)} if len(plan.column) > 1 else {}),
+            **({"gradient_factor": factor} if (factor := plan.gradient_factor) > 1 else {}),
+            **({"reserve": plan.reserve} if plan.reserve else {}),
+            **({"repaid": repaid} if repaid else {}),
+            "step": self.steps_taken,
+            "steps": self.steps,
+            "clip_norms": list(self._clip().clip_norms),
+            "noise_multiplier": self.noise_multiplier,
+            "expected_batch": plan.expected_batch,
+            "n_records": plan.n_records,
+            "is_reproducible": self.is_reproducible,
+        }
+
+    @property
+    def data_fingerprint(self) -> str:
+        """A hash of all records under a random secret: public, and no guess can be tested with it.
+
+        Whoever holds the secret (a checkpoint has it) and the records can compute it again.
+        """
+        return self._salt.bind("data set", self._lots.records.digest(self._salt))
+
+    @property
+    def generator(self) -> str:
+        """The random generator of the noise: "cryptographic" or "statistical", and its name."""
+        return self._noise.generator(self._lots.records.device)
+
     def __len__(self) -> int:
         """Return the planned number of steps, including those before a restart.
 
@@ -250,3 +379,38 @@ class Private(ForeignLoops):
 
     def __repr__(self) -> str:
         return f"Private(step {self.steps_taken} of {self.steps}, {self.event})"
+
+    # Payments and restarts ------------------------------------------------------------------------
+
+    @property
+    def payments(self) -> list[Entry]:
+        """The entries of the ledger for this run: its plan, and lost steps that were paid again."""
+        return self._bill.entries
+
+    def pay_whole(self) -> None:
+        """Tick off all steps, for a process without this ledger that loads the checkpoint next."""
+        self._bill.hand_over()
+        restarts.keep(self, now=True)
+
+    def state_dict(self) -> State:
+        """Return position and payments of the run, for `load_state_dict`. It holds no key.
+
+        Call this after the optimizer's step, and save it with the states of model and optimizer;
+        for a sharded model call it on every rank. `make_private(..., checkpoint=path)` does all of
+        that by itself.
+        """
+        return restarts.saved_state(self)
+
+    def load_state_dict(self, state: State, *, lost_steps: LostSteps | None = None) -> None:
+        """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
+
+        Guarantee: this process has a key of its own, so no noise is used twice, whatever has
+        changed since. Steps that were ticked off after the checkpoint are lost: they are taken
+        again and paid again, and a warning says how many they are and what the run costs. If that
+        is more than was promised, `BudgetExceeded` says so, unless `lost_steps` says what to do;
+        see `Checkpoint`.
+        """
+        restarts.load_saved_state(self, state, lost_steps)
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")

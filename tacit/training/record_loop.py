@@ -21,19 +21,19 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
         one = examples.part(i, i + 1)
         with torch.enable_grad():
             loss = one.losses().mean()
-            found = _gradient(loss, list(parameters.values()))
+            found = gradients_of(loss, list(parameters.values()))
         gradients = {  # that of an embedding table may be sparse
-            name: (torch.zeros_like(p) if g is None else g.to_dense()).unsqueeze(0)
-            for (name, p), g in zip(parameters.items(), found, strict=True)
+            name: g.to_dense().unsqueeze(0) for name, g in zip(parameters, found, strict=True)
         }
         part = clip_and_sum(gradients, clip, one.mask)
         total += with_loss(part, examples.noisy_loss, loss, one.mask)
     return total
 
 
-def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+def gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    """Return the gradient of `loss` for each parameter: zeros for those that it does not use."""
     try:
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
+        return torch.autograd.grad(loss, parameters, materialize_grads=True)
     except RuntimeError as error:
         if "use_reentrant=True" in str(error):
             raise IncompatibleModel(

@@ -177,11 +177,8 @@ class Records:
         """Return parts of a lot's indices that are best summed apart; here the lot itself."""
         return [indices]
 
-    def for_loop(self, batch: Batch) -> Batch:
-        """Return a fetched batch as loops of other libraries see it, who give a loss for each row.
-
-        Here it is the batch itself. Rows of users are their records (`users`).
-        """
+    def in_rows(self, batch: Batch) -> Batch:
+        """Return a fetched batch with a row for each record: here, as it is."""
         return batch
 
     def to_device(self, batch: Batch) -> Batch:

@@ -106,7 +106,8 @@ class Unit(NamedTuple):
         """Return the records as examples of this unit: users, or records of which some are left."""
         if self.users is None:
             return records
-        found, most = RecordsOfUsers.of(ids, len(records)), self.users.records_per_user
+        found = RecordsOfUsers.of(ids, len(records))
+        most = min(self.users.records_per_user, len(records))
         if int(found.counts.max(initial=1)) == 1 and self.users.combine != "program":
             return records  # a user is a record: nothing to choose and nothing to combine
         if self.users.sampled == "records":
@@ -211,7 +212,7 @@ class UserRecords(_OfUsers):
         ends = np.flatnonzero(np.diff(widths)) + 1
         return [np.sort(indices[part]) for part in np.split(order, ends)]
 
-    def for_loop(self, batch: Batch) -> Batch:
+    def in_rows(self, batch: Batch) -> Batch:
         """Return the records of all slots as rows, or the batch itself with `combine` "program"."""
         return batch if self._combine == "program" else _in_rows(batch[0])
 

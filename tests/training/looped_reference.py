@@ -1,15 +1,48 @@
-"""The definition, in float64 and one example at a time: what every engine must equal."""
+"""Clipped sums of one example at a time: what the traced program must equal."""
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit.training import record_loop
 from tacit.training.automatic_clipping import Automatic
-from tacit.training.clip import Clip, trainable
+from tacit.training.clip import Clip, ClippedSum, trainable
+from tacit.training.examples import Examples
+from tacit.training.program import start
+from tacit.training.tree import n_rows
+
+
+def alone(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,  # as `loss_fn` takes it
+    clip: Clip,
+    *,
+    weights: Tensor | None = None,
+    augmentations: int = 1,
+    bounded: bool = False,
+) -> ClippedSum:
+    """Return the sum by the library's loop over records."""
+    n = n_rows(batch) // augmentations
+    mask = torch.ones(n, dtype=torch.bool) if weights is None else weights > 0
+    return record_loop.run(Examples(model, loss_fn, batch, mask, augmentations, bounded), clip)
+
+
+@contextmanager
+def set_up(way: Literal["traced", "alone"]) -> Iterator[None]:
+    """Let the runs that are made in this context sum their lots in one of the two ways."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        if way == "alone":
+            patch.setattr(start, "_why_untraceable", lambda *_, **__: "it shall not")
+            warnings.filterwarnings("ignore", message=".*it shall not.*")
+        yield
 
 
 def looped(
@@ -21,7 +54,7 @@ def looped(
     weights: Tensor | None = None,
     augmentations: int = 1,
 ) -> dict[str, Tensor]:
-    """Sum of clipped gradients by parameter name; a non-finite gradient counts as zero."""
+    """Return the sum by its definition in float64; a non-finite gradient counts as zero."""
     double = copy.deepcopy(model).double()
     parameters = trainable(double)
     groups = clip.groups(list(parameters))

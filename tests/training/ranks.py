@@ -69,20 +69,35 @@ def trained(kind, **options):
 
 
 def foreign(kind, **options):
-    """Somebody else's loop: it wraps the model, computes the losses and steps the optimizer."""
-    shards = "fsdp" if kind == "fsdp" else "plain"
-    private, model, optimizer = make(shards, noise_multiplier=0.0, **options)
-    wrapped = DistributedDataParallel(model) if kind == "ddp" else model
+    """Somebody else's loop, which looks at each lot and steps its own optimizer."""
+    private, model, optimizer = make(kind, noise_multiplier=0.0, **options)
     gradients = []
-    for batch in private.batches() if "max_microbatch" in options else private:
+    for lot in private:
+        assert len(tuple(lot)) == 2
         optimizer.zero_grad()
-        private.backward(loss_fn(wrapped, batch))
+        private.backward()
+        gradients.append(torch.cat([full(p.grad).flatten() for p in model.parameters()]).tolist())
         optimizer.step()
-        if model[0].weight.grad is not None:  # None until the last batch of a lot
-            gradient = [full(p.grad).flatten() for p in model.parameters()]
-            gradients.append(torch.cat(gradient).tolist())
     weights = torch.cat([full(p).flatten() for p in model.parameters()]).tolist()
     return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+
+
+def accumulated(kind):
+    """No optimizer step between two calls of backward: all ranks refuse the second one."""
+    private, _, optimizer = make(kind)
+    lots, words = iter(private), ""
+    next(lots)
+    private.backward()
+    next(lots)
+    try:
+        private.backward()
+    except RuntimeError as error:
+        words = str(error)
+    optimizer.zero_grad(set_to_none=False)  # discards the release
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        private.backward()
+    return {"words": words, "warnings": len(seen), "steps": private.steps_taken}
 
 
 def refused(kind):
@@ -207,9 +222,7 @@ def other_users(kind):
 
 MODES = {
     "trained": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
-    "traced": lambda kind, folder: trained(
-        kind, max_microbatch=5, noisy_loss=LOSS, engine="program"
-    ),
+    "traced": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
@@ -224,6 +237,7 @@ MODES = {
     "other_users": lambda kind, folder: other_users(kind),
     "uneven": lambda kind, folder: foreign(kind, max_microbatch=2 + dist.get_rank()),
     "sparse": lambda kind, folder: foreign(kind, batch_size=1, n_records=128, steps=12),
+    "accumulated": lambda kind, folder: accumulated(kind),
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
     "different": lambda kind, folder: different_start(kind),

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from looped_reference import alone
 from scipy import stats
 from slow_cases import one_fast
 from tacit.training.engines import ENGINES, TracedLotSum
@@ -27,6 +28,7 @@ from tacit.training.arithmetic import (
     sum_error,
 )
 from tacit.training.gradients import ghost_norm
+from tacit.training.lot_sum import ENGINES, TracedLotSum
 from tacit.training.records import Records
 
 WAYS = ["gram", "keep", "drop"]
@@ -140,9 +142,8 @@ def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounde
         assert 0 < contribution(found) <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop", "traced"])
 @pytest.mark.parametrize("inputs", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(engine, inputs):
+def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(inputs):
     model = nn.Linear(inputs, 1, bias=False)
     batch = torch.full((1, inputs), 1 / 3), torch.full((1, 1), 7.0)
     if engine == "traced":
@@ -150,7 +151,7 @@ def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(engine, in
         strict = TracedLotSum(model, outputs_times, records)
         found = strict.clipped_sum(strict.read([(0, 0)]), Flat(1.0)).sums
     else:
-        found = clipped_sum(model, outputs_times, batch, Flat(1.0), engine=engine).sums
+        found = clipped_sum(model, outputs_times, batch, Flat(1.0)).sums
     assert 0.9999 < contribution(found) <= 1 + 1e-6
 
 
@@ -173,9 +174,7 @@ def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
 def test_a_tiny_clip_norm_bounds_squares_below_the_range_of_float32(clip_norm):
     batch = torch.full((1, 1000), 1e-22), torch.ones(1, 1)
     for engine in ENGINES:
-        found = clipped_sum(
-            nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm), engine=engine
-        )
+        found = clipped_sum(nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm))
         assert contribution(found.sums) <= clip_norm * (1 + 1e-6)
 
 
@@ -251,7 +250,7 @@ def _range(request):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_factors_at_the_ends_of_the_range_are_clipped(layer, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: "gram")
-    assert_within_the_clip_norm(layer, torch.float32, "cpu", range(1), engine="bookkeeping")
+    assert_within_the_clip_norm(layer, torch.float32, "cpu", range(1))
 
 
 @pytest.mark.slow
@@ -284,11 +283,10 @@ def test_squares_lost_by_wide_factors_are_made_up_for(width, is_input, bounded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_engine_clips_factors_at_the_ends_of_the_range(layer, engine):
+def test_every_engine_clips_factors_at_the_ends_of_the_range(layer):
     for dtype in (torch.float32, torch.float64):
-        assert_within_the_clip_norm(layer, dtype, "cpu", range(40), engine=engine)
+        assert_within_the_clip_norm(layer, dtype, "cpu", range(40))
 
 
 @pytest.mark.gpu
@@ -393,10 +391,9 @@ def moved(engine, rows, extra, **options):
     return float((computed(engine, both, **options) - computed(engine, rows, **options)).norm())
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", pytest.param("vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LOTS)
 @pytest.mark.parametrize("order", ["as crafted", "reversed", "shuffled"])
-def test_crafted_lots_move_by_one_clip_norm(name, order, engine):
+def test_crafted_lots_move_by_one_clip_norm(name, order):
     lot = LOTS[name](2048)
     if order == "reversed":
         lot = lot.flip(0)
@@ -436,11 +433,10 @@ def change(rows, rng):
     return rows
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
 @pytest.mark.parametrize(
     ("size", "rounds"), [(300, 12), pytest.param(2_000, 1_000, marks=pytest.mark.slow)]
 )
-def test_a_search_over_lots_finds_no_violation(engine, size, rounds):
+def test_a_search_over_lots_finds_no_violation(size, rounds):
     rng = np.random.default_rng(0)
     eta = sum_error(3 * size + 1, forms_gradients=engine != "bookkeeping")
     worst = 0.0
@@ -532,10 +528,8 @@ def test_bounded_sums_are_the_clipped_sums(way, monkeypatch):
     for model, shape in layers:
         x = torch.randint(0, 9, shape) if isinstance(model, nn.Embedding) else torch.randn(shape)
         batch = x, torch.randn_like(model(x))
-        expected = clipped_sum(model, outputs_times, batch, Flat(0.5), engine="loop").sums
-        found = clipped_sum(
-            model, outputs_times, batch, Flat(0.5), engine="bookkeeping", bounded=True
-        ).sums
+        expected = alone(model, outputs_times, batch, Flat(0.5)).sums
+        found = clipped_sum(model, outputs_times, batch, Flat(0.5), bounded=True).sums
         for name, value in expected.items():
             assert found[name].dtype == torch.float64
             assert float((found[name] - value).norm()) <= 5e-3 * float(value.norm())
@@ -580,7 +574,7 @@ def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
         assert float((whole - without).norm()) <= 1 + sum_error(8, forms_gradients=False)
         if kind == "canceling":
             continue  # clipped below its norm, by the length of its terms
-        expected = clipped_sum(model, outputs_times, batch, Flat(1.0), engine="loop").sums["weight"]
+        expected = alone(model, outputs_times, batch, Flat(1.0)).sums["weight"]
         assert float((whole - expected).norm()) <= 0.05 * float(expected.norm()) + 1e-3
 
 

@@ -85,7 +85,7 @@ def test_a_stopped_run_goes_on_with_other_noise_and_costs_no_more(problem, words
     train(first, stop=3)
     load(second, saved(first))
     assert torch.equal(weights(first.model), weights(second.model))
-    assert second.private._clip_moves == first.private._clip_moves
+    assert second.private._position.clip_moves == first.private._position.clip_moves
     train(second)
     assert (second.private.steps_taken, len(ledger.history())) == (8, 1)
     assert len(set(words)) == len(words)
@@ -94,8 +94,8 @@ def test_a_stopped_run_goes_on_with_other_noise_and_costs_no_more(problem, words
 
 def test_a_loop_of_the_users_own_goes_on(problem, words):
     def go(case, stop=None):
-        for x, y in case.private.batches():
-            case.private.backward(case.loss_fn(case.model, (x, y)))
+        for _ in case.private:
+            case.private.backward()
             case.optimizer.step()
             if case.private.steps_taken == stop:
                 break
@@ -167,7 +167,7 @@ def kept(problem, folder, *, stop=None, ledger=None, lost_steps: Any = "reserve"
 def crashed(problem, folder, *, stop, **options):
     """Take steps up to `stop` and leave no more behind than a process that is killed."""
     case = kept(problem, folder, stop=stop, **options)
-    case.private._writer.wait()
+    case.private._bill.writer.wait()
     return case
 
 
@@ -185,7 +185,7 @@ def test_one_crash_stays_within_the_reserve(problem, words, tmp_path):
     assert len(options["ledger"].history()) == 1
     assert len(words) == len(set(words)) == 47 + 255
     with pytest.raises(BudgetExceeded):  # neither paid for nor possible
-        again.private._reserved[0].step()
+        again.private._bill._reserved[0].step()
 
 
 def test_the_reserve_costs_less_than_one_percent_of_noise(problem):
@@ -308,18 +308,18 @@ def test_a_restart_begins_a_new_mechanism_and_both_are_paid(problem, tmp_path, w
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", TOLD)
         again = kept(problem, tmp_path, ledger=ledger, lost_steps="pay", **options)
-    begin, steps = again.private._begin, plan.steps
+    begin, steps = again.private._bill.begin, plan.steps
     assert again.private.steps_taken == steps
-    assert len(words) == len(set(words)) == stop + steps - again.private._first_step
+    assert len(words) == len(set(words)) == stop + steps - again.private._position.first_step
     begun = -(-stop // piece) + -(-(steps - begin) // piece)
-    ticked_off = sum(one.taken for one in again.private._reserved)
+    ticked_off = sum(one.taken for one in again.private._bill._reserved)
     assert piece * begun >= ticked_off >= stop + steps - begin
     paid = [entry.event for entry in ledger.history()]
     assert paid[0] == plan.training_event
     assert len(paid) == (1 if plan.reserve else 2)
     if name == "bands":
         assert paid[0].equivalent.count == 101  # type: ignore[attr-defined]  # a BandedGaussian
-        assert again.private._noise._begin == again.private._first_step
+        assert again.private._noise._begin == again.private._position.first_step
 
 
 @pytest.mark.filterwarnings(AGAIN)
@@ -333,7 +333,7 @@ def test_in_the_middle_of_an_epoch_the_new_draw_is_paid_whole(problem):
     load(again, saved(first), lost_steps="pay")
     train(again)
     assert [sum(tacit.accounting.flatten(e.event).values()) for e in ledger.history()] == [2, 1]
-    assert [plan.steps - plan.taken for plan in again.private._reserved] == [0, 0]
+    assert [plan.steps - plan.taken for plan in again.private._bill._reserved] == [0, 0]
 
 
 def test_the_reserve_is_whole_pieces_and_never_dear():
@@ -505,7 +505,7 @@ def test_whatever_has_changed_no_noise_is_used_twice_and_all_is_paid(
         CHANGES[name](again)
         train(again)
     assert len(set(words)) == len(words)
-    ticked_off = sum(one.taken for one in again.private._reserved)
+    ticked_off = sum(one.taken for one in again.private._bill._reserved)
     assert len(ledger.history()) == 1
     assert len(words) <= ticked_off <= 48
     if again.twin is None:
@@ -532,35 +532,34 @@ def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(probl
     load(case, state)
     with pytest.raises(ValueError, match="another step or run"):
         case.private.step(lot)
-    batch = tuple(lot)
-    with pytest.raises(RuntimeError, match="needs a batch"):
-        case.private.backward(case.loss_fn(case.model, batch))
-    batch = next(batches := case.private.batches())
-    losses = case.loss_fn(case.model, batch)
+    next(lots := iter(case.private))
     load(case, state)
-    with pytest.raises(RuntimeError, match="needs a batch"):
-        case.private.backward(losses)
+    with pytest.raises(RuntimeError, match="needs a lot"):
+        case.private.backward()
     with pytest.raises(RuntimeError, match="another loop"):
-        next(batches)
+        next(lots)
 
 
-def test_two_threads_or_a_call_inside_the_loss_cannot_use_one_lot_twice(problem):
+def test_two_threads_or_a_call_inside_the_data_set_cannot_use_one_lot_twice(problem):
     private: Any = None
     lots, both = [], threading.Barrier(2)
 
-    def loss_fn(model, batch):
-        if lots and threading.current_thread() is not threading.main_thread():
-            with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
-        elif lots:
-            private.step(lots[0])
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="none")
+    class Waiting(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
 
-    private = problem(loss_fn=loss_fn, check=False).private
+        def __getitem__(self, i):
+            if lots and threading.current_thread() is not threading.main_thread():
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(0.5)
+            elif lots:
+                private.step(lots[0])
+            return torch.ones(4), i % 2
+
+    private = problem(data=Waiting(), check=False).private
     loop = iter(private)
     lots.append(next(loop))
-    with pytest.raises(ProgramError, match="raised RuntimeError in loss_fn"):
+    with pytest.raises(ProgramError, match="the data set raised RuntimeError"):
         private.step(lots[0])
     assert private.steps_taken == 0
     with ThreadPoolExecutor(2) as pool:
@@ -583,16 +582,16 @@ def test_steps_wait_for_the_checkpoint_that_covers_them(problem, monkeypatch, tm
 
     monkeypatch.setattr(CheckpointWriter, "_write", slow)
     case = kept(problem, tmp_path, stop=0, steps=200)
-    tick_off = case.private._tick_off
+    tick_off = case.private._bill._tick_off
 
     def watched():
-        if not (case.private._paid - case.private._begin) % case.private._block:
+        if not (case.private._bill._paid - case.private._bill.begin) % case.private._bill._block:
             ready.set()  # only now: the checkpoint is not written before it is waited for
         number = tick_off()
         assert number - states[-1] <= 2
         return number
 
-    monkeypatch.setattr(case.private, "_tick_off", watched)
+    monkeypatch.setattr(case.private._bill, "_tick_off", watched)
     train(case)
     assert states == [*range(0, 200, 2), 200]
 
@@ -629,7 +628,7 @@ def test_other_objects_are_saved_and_restored(problem, tmp_path):
         ema.update()
         if case.private.steps_taken == 13:
             break
-    case.private._writer.wait()
+    case.private._bill.writer.wait()
     with pytest.warns(UserWarning, match="after step 12 with"):
         _, schedule, ema = made()
     assert schedule.last_epoch == ema.updates == 12

@@ -29,6 +29,8 @@ QUICK = [
     "foreign:fsdp",
     "cut:ddp",
     "uneven:ddp",
+    "accumulated:ddp",
+    "accumulated:fsdp",
     "users:plain",
     "users_cut:ddp",
     "users_cut:fsdp",
@@ -95,6 +97,14 @@ def test_data_parallel_and_sharded_models_get_the_same_release(two):
     agree(two[0]["trained:ddp"], two[1]["trained:fsdp"])
     for kind in ("ddp", "fsdp"):  # by the traced program
         agree(two[0]["trained:plain"], two[0][f"traced:{kind}"])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_every_rank_refuses_to_accumulate_releases(two, kind):
+    for rank in two:
+        found = rank[f"accumulated:{kind}"]
+        assert "no optimizer step has used the last release" in found["words"]
+        assert (found["warnings"], found["steps"]) == (1, 2)
 
 
 @pytest.mark.parametrize(

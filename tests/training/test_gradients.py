@@ -1,10 +1,9 @@
 """Every layer rule equals the loop, whatever the layer's options, shapes and way to the norm."""
 
-import importlib.util
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
+import looped_reference as reference
 import pytest
 import torch
 from torch import nn
@@ -13,12 +12,6 @@ from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum
 from tacit.training.gradients import convolution, ghost_norm
-
-_SPEC = importlib.util.spec_from_file_location(
-    "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
-)
-reference = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(reference)
 
 CLIP = Flat(0.5)
 TOLERANCE = 2e-4  # norms are raised by a proved bound on rounding errors, so sums are shorter
@@ -55,9 +48,9 @@ def frozen(module, *names):
     return module
 
 
-def check(model, *batch, loss_fn=total_of, engine="bookkeeping"):
+def check(model, *batch, loss_fn=total_of):
     expected = reference.looped(model, loss_fn, batch, CLIP)
-    found = clipped_sum(model, loss_fn, batch, CLIP, engine=engine).sums
+    found = clipped_sum(model, loss_fn, batch, CLIP).sums
     assert list(found) == list(expected)
     assert reference.relative_error(found, expected) < TOLERANCE
 
@@ -258,7 +251,7 @@ def test_a_sum_in_eleven_bits_stays_within_the_clip_norm(way, size, monkeypatch)
     x = lengths * torch.randn(1, 40, 1)
     g = signs * torch.randn(1, 60, 1) / lengths + size * torch.randn(1, 60, 2)
     layer = nn.Conv1d(40, 60, 1, bias=False)
-    found = clipped_sum(layer, weighed_outputs, (x, 1e5 * g), CLIP, engine="bookkeeping")
+    found = clipped_sum(layer, weighed_outputs, (x, 1e5 * g), CLIP)
     assert 0 < reference.norm_of(found.sums) <= CLIP.clip_norm
 
 
@@ -296,7 +289,7 @@ def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatc
         by_groups = (nn.Conv1d(48, 64, 3, bias=False), image, g)
         for model, *batch in (linear, by_patches, by_groups):
             model, batch = model.to(dtype), [t.to(dtype) for t in batch]
-            found = clipped_sum(model, weighed_outputs, batch, Flat(1.0), engine="bookkeeping")
+            found = clipped_sum(model, weighed_outputs, batch, Flat(1.0))
             assert found.sums["weight"].double().norm() <= allowed
 
 
@@ -315,14 +308,14 @@ def test_a_table_that_is_read_and_used_as_a_matrix_does_not_hide_its_norm():
     h = torch.zeros(1, 2, 7)
     h[0, 0, 3], h[0, 1, 4] = 1.0, 1.0  # the head takes back what the reading gave
     batch = (torch.tensor([[3, 4]]), g, h, -g + 10 * torch.randn(1, 2, 300))
-    found = clipped_sum(Tied(), lambda m, b: m(b), batch, Flat(1.0), engine="bookkeeping")
+    found = clipped_sum(Tied(), lambda m, b: m(b), batch, Flat(1.0))
     assert found.sums["table"].norm() <= 1.001
 
 
 def test_squares_below_the_range_of_float32_do_not_hide_the_norm():
     batch = torch.full((1, 784), 2e-23), torch.full((1, 1), 1e19)
     model, clip = nn.Linear(784, 1, bias=False), Flat(1e-3)
-    found = clipped_sum(model, weighed_outputs, batch, clip, engine="bookkeeping")
+    found = clipped_sum(model, weighed_outputs, batch, clip)
     assert found.sums["weight"].norm() <= clip.clip_norm
 
 
@@ -380,7 +373,7 @@ def test_embeddings_of_one_id_and_of_a_matrix_of_ids_equal_the_loop():
 
 
 def test_embedding_bag_equals_the_loop():
-    check(nn.EmbeddingBag(5, 3, mode="sum"), torch.randint(0, 5, (6, 4)), engine="auto")
+    check(nn.EmbeddingBag(5, 3, mode="sum"), torch.randint(0, 5, (6, 4)))
 
 
 def test_no_table_per_example_is_formed():
@@ -415,16 +408,14 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_layers_equal_the_loop(name, batch_first, engine):
+def test_recurrent_layers_equal_the_loop(name, batch_first):
     model = Recurrent(name.split(",")[0], batch_first=batch_first, **RECURRENT[name])
-    check(model, reals(6, 6, 5), engine=engine)  # as many steps as examples
+    check(model, reals(6, 6, 5))  # as many steps as examples
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
-def test_recurrent_cells_used_at_every_step_equal_the_loop(engine):
+def test_recurrent_cells_used_at_every_step_equal_the_loop():
     def steps(m, x):
         first, second, third = None, x.new_zeros(len(x), 4), x.new_zeros(len(x), 3)
         for t in range(x.shape[1]):
@@ -434,7 +425,7 @@ def test_recurrent_cells_used_at_every_step_equal_the_loop(engine):
         return torch.cat([second, third], 1)
 
     model = Apply(steps, a=nn.LSTMCell(5, 4), b=nn.GRUCell(4, 4), c=nn.RNNCell(4, 3))
-    check(model, reals(6, 3, 5), engine=engine)
+    check(model, reals(6, 3, 5))
 
 
 class Attention(nn.Module):
@@ -566,11 +557,10 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
 @pytest.mark.parametrize("name", RAW)
-def test_parameters_outside_known_layers_equal_the_loop(name, engine):
+def test_parameters_outside_known_layers_equal_the_loop(name):
     build, shape = RAW[name]
-    check(build(), reals(*shape), engine=engine)
+    check(build(), reals(*shape))
 
 
 def twice(m, x):
@@ -610,11 +600,10 @@ REUSED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
 @pytest.mark.parametrize("name", REUSED)
-def test_reused_parameters_have_the_norm_of_the_sum(name, engine):
+def test_reused_parameters_have_the_norm_of_the_sum(name):
     build, shape = REUSED[name]
-    check(build(), reals(*shape), engine=engine)
+    check(build(), reals(*shape))
 
 
 def test_two_layers_tied_to_one_weight_have_the_norm_of_the_sum():
@@ -656,8 +645,8 @@ def test_several_inputs_equal_the_loop():
         model, lambda m, t: loss_fn(m, {"inputs": t[:2], "target": t[2]}), flat, CLIP
     )
     nested = {"inputs": [flat[0], flat[1]], "target": flat[2], "note": "not a tensor"}
-    for engine in ("bookkeeping", "vmap", "loop"):
-        found = clipped_sum(model, loss_fn, nested, CLIP, engine=engine).sums
+    for way in (clipped_sum, reference.alone):
+        found = way(model, loss_fn, nested, CLIP).sums
         assert reference.relative_error(found, expected) < TOLERANCE
 
 

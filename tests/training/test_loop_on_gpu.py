@@ -13,6 +13,7 @@ from torch import nn
 import tacit
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
+from tacit.training.lot_sum import in_halves
 from tacit.training.noise import NoisyMean
 from tacit.training.records import Microbatch
 
@@ -403,7 +404,7 @@ def test_a_resumed_run_finishes_within_its_budget(problem, tmp_path):
         first.private.step(lot)
         if first.private.steps_taken == 61:
             break
-    first.private._writer.wait()
+    first.private._bill.writer.wait()
     with pytest.warns(UserWarning, match="out of the reserve"):
         second = problem(model=two_layers("cuda"), **options)
     for lot in second.private:

@@ -94,7 +94,7 @@ def choice(problem, *, tensors=150, steps=10_000, speed=None, is_cuda=True, **op
     """Return what is decided for a model of so many tensors, on a device that need not exist."""
     plan = replace(problem(check=False).private._plan, steps=steps, **options.pop("plan", {}))
     parameters = {str(i): SimpleNamespace(is_cuda=is_cuda) for i in range(tensors)}
-    options = {"loss_fn": abs, "isolation": "checked"} | options
+    options = {"isolation": "checked"} | options
     return make._with_choice_of_compilation(speed or Speed(), plan, parameters, **options)
 
 
@@ -111,7 +111,6 @@ def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
     [
         {"is_cuda": False},
         {"steps": 100},  # would not earn the compilation back
-        {"loss_fn": None},
         {"isolation": "strict"},
         {"speed": Speed(engine="vmap")},
         {"speed": Speed(compile=False)},

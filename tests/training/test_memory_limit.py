@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tacit.training.engines import bookkeeping
 
 from tacit.training import Flat
+from tacit.training.lot_sum import bookkeeping
 from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from slow_cases import one_fast
-from tacit.training.engines import bookkeeping
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
+from tacit.training.lot_sum import bookkeeping
 from tacit.training.plan import count_steps
 
 
@@ -73,8 +73,8 @@ def test_the_divisor_is_declared_and_not_drawn(problem):
         setting = {"n": n, "batch_size": 2, "n_records": 5, "check": False}
         case = problem(noise_multiplier=0.0, steps=30, lr=0.0, **setting)
         for lot in case.private:
-            x, y = lot._make_whole().batch
-            drawn = sum(len(m.batch[1]) for m in lot.microbatches())
+            x, y = lot
+            drawn = sum(len(m.indices) for m in lot.pending())
             expected = clipped_mean(case.model, case.loss_fn, (x, y), 1.0, 2)
             case.private.step(lot)
             for p, gradient in zip(case.model.parameters(), expected, strict=True):
@@ -110,7 +110,7 @@ def test_empty_draws_are_steps_with_noise(problem):
     case = problem(n=8, batch_size=1, n_records=10**8, steps=5)
     seen = []
     for lot in case.private:
-        assert list(lot.microbatches()) == []
+        assert list(lot.pending()) == []
         case.private.step(lot)
         seen.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
     assert case.private.steps_taken == 5
@@ -146,8 +146,8 @@ def test_noise_of_a_thousand_destroys_accuracy(problem):
         if seed % 2:
             train(case.private)
         else:  # a loop of somebody else
-            for x, y in case.private.batches():
-                case.private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+            for _ in case.private:
+                case.private.backward()
                 case.optimizer.step()
         return float((case.model(case.x).argmax(1) == case.y).float().mean())
 
@@ -283,14 +283,14 @@ def test_other_samplers_carry_their_own_event(problem):
     fixed = sampling.FixedSize(16, n_records=64)
     run = problem(sampler=fixed, ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE)).private
     assert run.event == ev.Repeated(ev.FixedSizeSampled(16, 64, ev.Gaussian(1.0)), 4)
-    assert all(sum(len(m.batch[1]) for m in lot.microbatches()) == 16 for lot in _stepping(run))
+    assert all(sum(len(m.indices) for m in lot.pending()) == 16 for lot in _stepping(run))
     balls = problem(sampler=sampling.RandomAllocation(4), steps=8).private
     assert balls.event == ev.Repeated(ev.RandomAllocation(4, ev.Gaussian(1.0)), 2)
     seen = [
         row
         for lot in _stepping(balls)
-        for m in lot.microbatches()
-        for row in m.batch[0][:, 0].tolist()
+        for m in lot.pending()
+        for row in m.fetch().batch[0][:, 0].tolist()
     ]
     assert len(seen) == 128
     assert len(set(seen[:64])) == 64  # every record once an epoch
@@ -443,7 +443,6 @@ def test_several_ranks_draw_a_lot_once(problem, monkeypatch):
     drawn.clear()  # sizes of lots were drawn to test isolation
     for step in range(private._plan.steps):
         lots.lot(step)
-        assert lots.most_batches(step) == 1
     assert len(drawn) == private._plan.steps
 
 

@@ -156,11 +156,9 @@ TRAIN = """
             for lot in private:
                 private.step(lot)
             private.state_dict()
-        if isinstance(layers[0], Checkpointed):
-            continue  # in a loop of somebody else, this needs a private name
         model, optimizer, private = run(*layers)
-        for x, y in private.batches():
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+        for _ in private:
+            private.backward()
             optimizer.step()
         assert all(torch.isfinite(p).all() for p in model.parameters())
     print("trained")

@@ -83,12 +83,11 @@ def check(model, batch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found, expected = (
-            clipped_sum(model, losses, batch, Flat(0.2), engine=engine).sums
-            for engine in ("auto", "loop")
+            clipped_sum(model, losses, batch, Flat(0.2)).sums for engine in ("auto", "loop")
         )
     for name, total in expected.items():
         torch.testing.assert_close(found[name], total.to(found[name]), rtol=1e-4, atol=1e-6)
-    clipped_sum(model, losses, batch, Flat(0.2), engine="bookkeeping")  # the layer rules took it
+    clipped_sum(model, losses, batch, Flat(0.2))  # the layer rules took it
 
 
 @pytest.mark.parametrize("padding_idx", [None, 3, -2])
@@ -125,9 +124,7 @@ def test_sequences_that_the_program_sorts_itself_are_not_taken_by_the_rule():
             return self.out(self.first(packed)[1][0][-1])[order.argsort()]
 
     with pytest.raises(Unsupported, match="order"):
-        clipped_sum(
-            Sorted(nn.LSTM, read="states"), losses, a_batch(1), Flat(1.0), engine="bookkeeping"
-        )
+        clipped_sum(Sorted(nn.LSTM, read="states"), losses, a_batch(1), Flat(1.0))
 
 
 def test_a_batch_with_other_lengths_uses_the_same_trace():

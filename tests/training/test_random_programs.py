@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from looped_reference import relative_error
+from looped_reference import alone, relative_error
 from random_programs import random_program
 
 from tacit.training import Flat, clipped_sum
@@ -27,7 +27,7 @@ def check(seed):
         change()
         options["weights"] = (torch.rand(len(batch[0]) // views) < 0.8).float()
         task = program.model, program.loss_fn, batch, CLIP
-        expected = clipped_sum(*task, engine="loop", **options)
+        expected = alone(*task, **options)
         for way in WAYS:
             try:
                 found = clipped_sum(*task, **way, **options)
@@ -72,7 +72,7 @@ def test_a_compiled_program_gives_the_sum_of_the_loop_or_says_why_not(seed):
         task = program.model, program.loss_fn, batch, CLIP
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # raised inside the compiler
-            expected = clipped_sum(*task, engine="loop", weights=weights, augmentations=views)
+            expected = alone(*task, weights=weights, augmentations=views)
             compiled.begin()
             try:
                 found = compiled(batch, weights)

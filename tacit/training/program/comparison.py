@@ -33,6 +33,7 @@ from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
+from tacit.training.program.one_example import WRITES
 from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import LotDraws
 from tacit.training.program.torch_internals import TorchDispatchMode
@@ -166,7 +167,7 @@ class Comparison:
         with draws:
             losses = self._losses(model, batch)
             targets = list(trainable(model).values())
-            gradients = torch.autograd.grad(losses.sum(), targets, materialize_grads=True)
+            gradients = record_loop.gradients_of(losses.sum(), targets)
         return _Found(losses.detach(), [g.detach().to_dense() for g in gradients])
 
     def _one_by_one(self, model: nn.Module, lot: Batch) -> list[_Found]:
@@ -349,10 +350,7 @@ class Comparison:
         self._run(self.model, first, nullcontext())
         after = self._state.now()
         if written := [label for label, t, version in before if t._version != version]:
-            raise IncompatibleModel(
-                f"a call of loss_fn writes into {', '.join(written)}, which all records share. "
-                "Make it constant, compute it from public data, or use .eval()."
-            )
+            raise IncompatibleModel(WRITES.format(", ".join(written)))
         self._run(self.model, second, nullcontext())
         kept = self._state.changed(after)
         lists = self._state.only_appended(self._kept)

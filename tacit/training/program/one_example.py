@@ -35,11 +35,18 @@ from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 aten = torch.ops.aten
 Kind = Literal["shared", "example", "constant"]
 
+_OFF = (
+    "it computes without gradients in an autograd function, such as checkpoint(use_reentrant=True)"
+)
 _HELD = (
     "the program uses a tensor that was computed from parameters before it ran, whose gradient "
     "would be lost: compute it inside loss_fn or the model."
 )
 
+WRITES = (
+    "loss_fn writes into {}, which all records share. Make it constant, compute it from public "
+    "data, leave out max_norm of embeddings, or use .eval()."
+)
 _HOOKED = (
     " has a hook on its gradient (register_hook), which would be left out, or would see gradients "
     "of one record. Remove it, and change p.grad after private.step(batch, update=False) instead."
@@ -266,8 +273,9 @@ class _Sorted:
         for target in written(node):
             root = self.roots[target]
             if root.op == "get_attr" or root in self.names.values():
-                name = next((n for n, v in self.names.items() if v is root), "a tensor")
-                raise Untraceable(f"the program writes into {name}, which all examples share")
+                if names := [n for n, value in self.names.items() if value is root]:
+                    raise IncompatibleModel(WRITES.format(f"model.{names[0]}"))
+                raise Untraceable("the program writes into a tensor that all examples share")
             is_row = root.op == "placeholder"
             values = [self.kinds[n] for n in node.all_input_nodes]
             is_own = root.target is _spread
@@ -302,6 +310,8 @@ class _Sorted:
                 kind = "example" if "example" in of else "shared" if "shared" in of else "constant"
             self.kinds[node] = kind
             self.roots[node] = self._root(node)
+        if not has_gradients:  # an autograd function had none, and does not say when it ended
+            raise Untraceable(_OFF)
 
     def _root(self, node: fx.Node) -> fx.Node:
         """Return the node whose memory `node` may share: itself if it is new."""

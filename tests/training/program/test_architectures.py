@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXAMPLES
-from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples
 
-from tacit.training import Flat
+from tacit.training import Flat, record_loop
+from tacit.training.examples import Examples
 from tacit.training.program import mapped
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
@@ -68,7 +67,7 @@ def test_clipped_sum_equals_a_loop_over_examples(name, monkeypatch):
         with pytest.raises(Untraceable):
             mapped.run(examples, clip)
         return
-    found, expected = mapped.run(examples, clip).sums, loop.run(examples, clip).sums
+    found, expected = mapped.run(examples, clip).sums, record_loop.run(examples, clip).sums
     size = math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
     wrong = math.sqrt(sum(float((found[n] - v).square().sum()) for n, v in expected.items()))
     assert 0 < wrong + size < math.inf

@@ -35,7 +35,7 @@ def _quiet():
         yield
 
 
-def private(case, *, engine="program", lr=0.0, **options):
+def private(case, *, lr=0.0, **options):
     optimizer = torch.optim.SGD(case.model.parameters(), lr=lr)
     settings = {"batch_size": 64, "steps": 2, "clip_norm": 1.0, "noise_multiplier": 1.0, "seed": 0}
     settings |= {"collate_fn": case.collate_fn, "augment": case.augment}
@@ -177,7 +177,6 @@ def test_programs_that_keep_examples_apart_train_as_written(name):
         case = PROGRAMS[name]()
         run = private(
             case,
-            engine=engine,
             lr=0.3,
             noise_multiplier=0.0,
             batch_size=6,
@@ -235,7 +234,7 @@ def test_a_backward_of_its_own_is_kept_or_runs_in_the_loop(kind):
         options = {"noise_multiplier": 0.0, "batch_size": 8, "check": engine == "program"}
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            run = private(case_of(model, loss_fn, x), engine=engine, **options)
+            run = private(case_of(model, loss_fn, x), **options)
         if run.isolation == "one record at a time":
             texts = [str(w.message) for w in seen if w.category is RuntimeWarning]
             assert re.search("gradients would be others.*times as long as a plain step", texts[0])

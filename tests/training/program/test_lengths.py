@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from looped_reference import set_up
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -49,12 +50,13 @@ def loss_fn(model, batch):
     return F.cross_entropy(model(ids, mask), y, reduction="none")
 
 
-def private(dataset, *, model=None, loss=loss_fn, engine="program", **options):
+def private(dataset, *, model=None, loss=loss_fn, way="traced", **options):
     model = Bag() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     settings = {"batch_size": 12, "steps": 4, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
-    settings |= {"speed": Speed(engine=engine), "check": engine == "program"}
-    return tacit.make_private(model, optimizer, dataset, loss, **(settings | options))
+    settings["check"] = way == "traced"
+    with set_up(way):
+        return tacit.make_private(model, optimizer, dataset, loss, **(settings | options))
 
 
 def trained(*args, **options):
@@ -109,12 +111,10 @@ def test_what_cannot_be_padded_is_refused(make, error, text):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_equals_the_loop_over_records(workers):
     pad = PadTo(MAXIMUM, mask=True)
-    run, found = trained(
-        Tokens(), collate_fn=pad, speed=Speed(engine="program", num_workers=workers)
-    )
+    run, found = trained(Tokens(), collate_fn=pad, speed=Speed(num_workers=workers))
     assert run.isolation == "by construction: one traced program per example"
     one_length = PadTo(lengths=[MAXIMUM], mask=True)  # padding has no effect: it is masked
-    _, expected = trained(Tokens(), collate_fn=one_length, engine="loop")
+    _, expected = trained(Tokens(), collate_fn=one_length, way="alone")
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
@@ -180,12 +180,11 @@ def test_a_model_that_declares_its_positions_needs_no_collate_fn():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"engine": "auto"}, "engine='program'"),
         ({"users": np.arange(RECORDS) // 2}, "one length with users"),
-        ({"speed": Speed(engine="program", static_shapes=True)}, "one length with users or static"),
+        ({"speed": Speed(static_shapes=True)}, "one length with users or static"),
     ],
 )
-def test_several_lengths_need_the_program_and_records(options, text):
+def test_several_lengths_need_records_of_shapes_of_their_own(options, text):
     with pytest.raises(ValueError, match=text):
         private(Tokens(), collate_fn=PadTo(MAXIMUM, mask=True), **options)
 
@@ -194,7 +193,7 @@ def test_users_take_one_length():
     ids = np.arange(RECORDS) // 2
     pad = PadTo(lengths=[MAXIMUM], mask=True)
     _, found = trained(Tokens(), collate_fn=pad, users=ids)
-    _, expected = trained(Tokens(), collate_fn=pad, users=ids, engine="loop")
+    _, expected = trained(Tokens(), collate_fn=pad, users=ids, way="alone")
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 

@@ -1,10 +1,11 @@
-"""Runs with `engine="program"`: the same releases as the loop's, whatever the options."""
+"""Runs of the traced program: the releases of the loop over records, whatever the options."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from looped_reference import set_up
 from slow_cases import one_fast
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,19 +43,20 @@ def loss_fn(model, batch):
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def run(engine, *, model=None, loss=loss_fn, dataset=None, steps=4, **options):
+def run(way="traced", *, model=None, loss=loss_fn, dataset=None, steps=4, **options):
     model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     settings = {"batch_size": 16, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
-    settings |= {"speed": Speed(engine=engine), "check": engine == "program"}
+    settings["check"] = way == "traced"
     dataset = data() if dataset is None else dataset
-    return model, tacit.make_private(
-        model, optimizer, dataset, loss, steps=steps, **(settings | options)
-    )
+    with set_up(way):
+        return model, tacit.make_private(
+            model, optimizer, dataset, loss, steps=steps, **(settings | options)
+        )
 
 
-def trained(engine, **options):
-    model, private = run(engine, **options)
+def trained(way="traced", **options):
+    model, private = run(way, **options)
     for lot in private:
         private.step(lot)
     return model, private
@@ -128,12 +130,8 @@ OF_SPEED = ("max_microbatch", "static_shapes", "num_workers")
 def test_the_run_is_that_of_the_loop(name):
     options = dict(OPTIONS[name])
     speed = {k: options.pop(k) for k in OF_SPEED if k in options}
-    looped = options
-    if name == "views":  # the loop's views are made of the whole lot at once
-        looped = {"augment": Views(3, lambda b: scaled(b, len(b[0]) // 3))}
-    found, private = trained("program", **(options | {"speed": Speed(engine="program", **speed)}))
-    engine = "bookkeeping" if name in ("bounded",) else "loop"
-    expected, other = trained(engine, **(looped | {"speed": Speed(engine=engine, **speed)}))
+    found, private = trained(**(options | {"speed": Speed(**speed)}))
+    expected, other = trained("alone", **(options | {"speed": Speed(**speed)}))
     assert private.isolation == "by construction: one traced program per example"
     scale = private.arithmetic.noise_factor / other.arithmetic.noise_factor
     for p, q in zip(found.parameters(), expected.parameters(), strict=True):
@@ -141,23 +139,18 @@ def test_the_run_is_that_of_the_loop(name):
 
 
 def test_a_loop_leaves_the_losses_to_the_program():
-    model, private = run("program")
+    model, private = run()
     optimizer = private._optimizer
     for _ in private:
         private.backward()
         optimizer.step()
-    expected, _ = trained("program")
+    expected, _ = trained()
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
-    _, private = run("program")
-    with pytest.raises(RuntimeError, match="Leave its losses out"):
-        next(iter(private.batches()))
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"loss": None}, ValueError, "needs loss_fn"),
-        ({"isolation": "strict"}, ValueError, "its own engine"),
         ({"loss": lambda m, b: loss_fn(m, b).mean()}, ValueError, 'reduction="none"'),
         ({"loss": lambda m, b: m(b[0]).nothing}, AttributeError, "nothing"),
         (
@@ -173,7 +166,7 @@ def test_a_loop_leaves_the_losses_to_the_program():
 )
 def test_what_cannot_run_is_refused_in_one_sentence(options, error, text):
     with pytest.raises(error, match=text):
-        trained("program", **options)
+        trained(**options)
 
 
 @pytest.mark.slow
@@ -193,7 +186,7 @@ def test_a_compiled_run_takes_the_same_steps():
             clip_norm=1.0,
             noise_multiplier=1.0,
             seed=3,
-            speed=Speed(engine="program", compile=compile),
+            speed=Speed(compile=compile),
         )
         for lot in private:
             private.step(lot)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from tacit.training.engines import loop
-from tacit.training.engines.examples import Examples
 from torch import nn
 from torch.nn import functional as F
 
-from tacit.training import Flat
+from tacit.training import Flat, record_loop
+from tacit.training.examples import Examples
 from tacit.training.gradients.factored import Outer, Parts, Region, TableRows
 from tacit.training.program import mapped
 
@@ -93,7 +92,10 @@ def test_sums_equal_those_of_a_loop(name, monkeypatch):
     examples = Examples(model, lambda m, b: m(b[0]).square().flatten(1).sum(1), (x,), mask)
     copied, copy = [], mapped.MappedTape.copy
     monkeypatch.setattr(mapped.MappedTape, "copy", lambda *args: copied.append(1) or copy(*args))
-    found, expected = mapped.run(examples, Flat(0.5)).sums, loop.run(examples, Flat(0.5)).sums
+    found, expected = (
+        mapped.run(examples, Flat(0.5)).sums,
+        record_loop.run(examples, Flat(0.5)).sums,
+    )
     for key, value in expected.items():
         assert torch.allclose(found[key], value, rtol=1e-10, atol=1e-13)
     assert bool(copied) == (name in COPIED)

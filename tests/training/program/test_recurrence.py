@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from looped_reference import alone
 from slow_cases import one_fast
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -98,8 +99,8 @@ STATES = {
 
 def agree(model: nn.Module, batch, clip=None, tolerance: float = 1e-10, **options) -> None:
     clip = Flat(0.05) if clip is None else clip
-    want = clipped_sum(model, loss_fn, batch, clip, engine="loop", **options)
-    found = clipped_sum(model, loss_fn, batch, clip, engine="program", **options)
+    want = alone(model, loss_fn, batch, clip, **options)
+    found = clipped_sum(model, loss_fn, batch, clip, **options)
     assert found.within.tolist() == want.within.tolist()
     for name, value in want.sums.items():
         assert (found.sums[name] - value).norm() <= tolerance * max(value.norm(), 1e-3), name
@@ -185,7 +186,7 @@ def test_each_example_draws_its_own_dropout_between_layers():
     x, y = lot(1)
     batch = x.expand(256, -1, -1).contiguous(), y.expand(256).contiguous()
     torch.manual_seed(0)
-    found = [clipped_sum(model, loss_fn, batch, Flat(1e3), engine="program") for _ in range(2)]
+    found = [clipped_sum(model, loss_fn, batch, Flat(1e3)) for _ in range(2)]
     first, second = (total.sums["layer.weight_ih_l1"] for total in found)
     assert 0 < (first - second).norm() < 0.3 * first.norm()
 
@@ -197,14 +198,12 @@ def test_a_nonfinite_example_adds_nothing_and_moves_no_bit(kind, dtype):
     x, y = lot(dtype=dtype)
     weights = torch.ones(EXAMPLES)
     weights[2] = 0
-    want = clipped_sum(model, loss_fn, (x, y), Flat(0.1), engine="program", weights=weights)
+    want = clipped_sum(model, loss_fn, (x, y), Flat(0.1), weights=weights)
     for bad in (float("nan"), float("inf")):
         x = x.clone()
         x[2, 1, 3] = bad
         for bounded in (False, True):
-            found = clipped_sum(
-                model, loss_fn, (x, y), Flat(0.1), engine="program", bounded=bounded
-            )
+            found = clipped_sum(model, loss_fn, (x, y), Flat(0.1), bounded=bounded)
             if bounded:
                 assert all(s.isfinite().all() for s in found.sums.values())
             else:
@@ -219,8 +218,8 @@ def test_float32_by_either_library(kind, library, monkeypatch):
     torch.manual_seed(0)
     model = Program(KINDS[kind](IN, WIDTH, 2, batch_first=True, bidirectional=True), outputs, 12)
     x, y = lot(dtype=torch.float32)
-    found = clipped_sum(model, loss_fn, (x, y), Flat(1e3), engine="program").sums
-    want = clipped_sum(model.double(), loss_fn, (x.double(), y), Flat(1e3), engine="loop").sums
+    found = clipped_sum(model, loss_fn, (x, y), Flat(1e3)).sums
+    want = alone(model.double(), loss_fn, (x.double(), y), Flat(1e3)).sums
     for name, value in want.items():
         assert (found[name] - value).norm() <= 1e-6 * value.norm() + 1e-8, name
 
@@ -229,14 +228,14 @@ def test_float32_by_either_library(kind, library, monkeypatch):
 def test_half_precision_and_autocast(kind):
     model = Program(KINDS[kind](IN, WIDTH, batch_first=True), outputs)
     x, y = lot(dtype=torch.float32)
-    want = clipped_sum(model, loss_fn, (x, y), Flat(0.05), engine="program").sums
+    want = clipped_sum(model, loss_fn, (x, y), Flat(0.05)).sums
 
     def cast_loss(model, batch):
         with torch.autocast("cpu", torch.bfloat16):
             return loss_fn(model, batch)
 
-    low = clipped_sum(model, cast_loss, (x, y), Flat(0.05), engine="program").sums
-    found = clipped_sum(model.bfloat16(), loss_fn, (x.bfloat16(), y), Flat(0.05), engine="program")
+    low = clipped_sum(model, cast_loss, (x, y), Flat(0.05)).sums
+    found = clipped_sum(model.bfloat16(), loss_fn, (x.bfloat16(), y), Flat(0.05))
     for name, value in want.items():
         for sums in (low, found.sums):
             assert (sums[name] - value).norm() <= 0.1 * value.norm() + 1e-4, name

@@ -4,12 +4,13 @@ import warnings
 
 import pytest
 import torch
+from looped_reference import alone, set_up
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, Speed, clipped_sum
+from tacit.training import Flat, clipped_sum
 
 
 class Apply(nn.Module):
@@ -43,8 +44,8 @@ def check(model, batch=None, loss_fn=of_output):
     for clip in (Flat(0.5), Flat(1e6)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = clipped_sum(model, loss_fn, batch, clip, engine="loop").sums
-            found = clipped_sum(model, loss_fn, batch, clip, engine="program").sums
+            expected = alone(model, loss_fn, batch, clip).sums
+            found = clipped_sum(model, loss_fn, batch, clip).sums
         for name, total in expected.items():
             torch.testing.assert_close(found[name], total, rtol=1e-10, atol=1e-11)
 
@@ -191,7 +192,7 @@ def test_the_type_of_parameters_is_not_frozen():
             return self.out((self.table(ids) / 3).to(self.out.weight.dtype))
 
     model, ids = Words(), torch.randint(9, (3, 4))
-    clipped_sum(model, of_output, (ids,), Flat(1.0), engine="program")
+    clipped_sum(model, of_output, (ids,), Flat(1.0))
     check(model, (ids,))
 
 
@@ -225,7 +226,7 @@ def loss_of(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def trained(engine, make, loss_fn=loss_of, *, around=warnings.catch_warnings, steps=3, **options):
+def trained(way, make, loss_fn=loss_of, *, around=warnings.catch_warnings, steps=3, **options):
     """Train; a warning is an error, so that a program that runs record by record fails."""
     torch.manual_seed(0)
     model = make()
@@ -233,16 +234,16 @@ def trained(engine, make, loss_fn=loss_of, *, around=warnings.catch_warnings, st
     settings = {"batch_size": 16, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The program of one example")
-        private = tacit.make_private(
-            model,
-            optimizer,
-            options.pop("dataset", data()),
-            loss_fn,
-            steps=steps,
-            speed=Speed(engine=engine),
-            check=engine == "program",
-            **settings | options,
-        )
+        with set_up(way):
+            private = tacit.make_private(
+                model,
+                optimizer,
+                options.pop("dataset", data()),
+                loss_fn,
+                steps=steps,
+                check=way == "traced",
+                **settings | options,
+            )
         for lot in private:
             with around():
                 private.step(lot)
@@ -250,7 +251,7 @@ def trained(engine, make, loss_fn=loss_of, *, around=warnings.catch_warnings, st
 
 
 def same(make, loss_fn=loss_of, *, tolerance=1e-5, **options):
-    pair = [trained(engine, make, loss_fn, **options) for engine in ("loop", "program")]
+    pair = [trained(way, make, loss_fn, **options) for way in ("alone", "traced")]
     for a, b in zip(*(m.parameters() for m in pair), strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -279,7 +280,7 @@ def test_hooks_on_the_gradient_of_a_parameter_are_refused():
     model = net()
     model[0].weight.register_hook(lambda g: g * 3)
     with pytest.raises(IncompatibleModel, match=r"0\.weight has a hook"):
-        clipped_sum(model, loss_of, data(), Flat(1.0), engine="program")
+        clipped_sum(model, loss_of, data(), Flat(1.0))
 
 
 class Domains(torch.utils.data.Dataset):
@@ -299,4 +300,4 @@ def test_records_with_other_values_than_the_first_are_refused():
         return factor * loss_of(model, (batch["x"], batch["y"]))
 
     with pytest.raises(IncompatibleModel, match="another value that is no row"):
-        trained("program", net, loss_fn, dataset=Domains(), batch_size=1, steps=60)
+        trained("traced", net, loss_fn, dataset=Domains(), batch_size=1, steps=60)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from looped_reference import alone
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,8 +41,8 @@ def check(model, *batch, loss_fn=total_of):
     batch = tuple(t.double() if t.is_floating_point() else t for t in batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = clipped_sum(model, loss_fn, batch, CLIP, engine="loop").sums
-        found = clipped_sum(model, loss_fn, batch, CLIP, engine="program").sums
+        expected = alone(model, loss_fn, batch, CLIP).sums
+        found = clipped_sum(model, loss_fn, batch, CLIP).sums
     for name, total in expected.items():
         torch.testing.assert_close(found[name], total, rtol=1e-10, atol=1e-11)
 
@@ -196,7 +197,7 @@ def test_what_is_stacked_never_runs_example_by_example(monkeypatch):
         model, x = IMAGES[name](), torch.randn(4, 6)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using padding='same'")
-            clipped_sum(model, total_of, (x,), CLIP, engine="program")
+            clipped_sum(model, total_of, (x,), CLIP)
 
 
 # Random numbers -----------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def losses_of(model, x, monkeypatch):
     monkeypatch.setattr(mapped, "with_loss", lambda _, __, losses, *___: found.append(losses))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        clipped_sum(model, total_of, (x,), CLIP, engine="program")
+        clipped_sum(model, total_of, (x,), CLIP)
     return found[0].detach()
 
 
