@@ -8,7 +8,6 @@ Seconds are of processor time, of this process and of those that compile kernels
 """
 
 import argparse
-import dataclasses
 import importlib
 import os
 import resource
@@ -93,8 +92,8 @@ def pretend() -> None:
     triton_helpers.set_driver_to_gpu = nothing
     CachingAutotuner._make_launchers = CachingAutotuner._dynamic_scale_rblock = nothing
     fake_tensor.init_gpu_context = nothing
-    # Autograd needs a driver for tensors of a GPU. So the engine follows tensors of the CPU, with
-    # its choices for a GPU, and the graphs are moved before they are compiled.
+    # Autograd needs a driver for tensors of a GPU. So the program is traced on tensors of the CPU,
+    # with its choices for a GPU, and the graphs are moved before they are compiled.
     FakeTensor.is_cuda = property(lambda _: True)  # type: ignore[assignment]
     ghost_norm.RATES["cpu"] = ghost_norm.RATES["cuda"]
 
@@ -126,10 +125,9 @@ def move(graph: torch.fx.GraphModule) -> None:
 
 def compile_sum(name: str, rows: int | None, *, profiled: bool) -> None:
     """Follow and compile the clipped sum of a workload."""
-    from tacit.training.engines.examples import Examples
-
     from tacit.training import Flat
     from tacit.training.gpu import compiled, graph_pair, graph_replay
+    from tacit.training.program.programs import Programs
 
     workload = WORKLOADS[name]
     torch.manual_seed(0)
@@ -140,17 +138,9 @@ def compile_sum(name: str, rows: int | None, *, profiled: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=workload.autocast):
             return workload.losses(model, batch)
 
-    follow = compiled.trace_for
-
-    def follow_few(examples: Examples) -> Any:  # of the shape of a program, not its size
-        few = tuple(t[:4, :16] if name.startswith("gpt2") else t[:4] for t in batch)
-        mask = examples.mask[:4]
-        return follow(dataclasses.replace(examples, batch=few, mask=mask, loss_fn=workload.losses))
-
-    compiled.trace_for = follow_few
     clock = Clock()
     compiler: Any = graph_pair._compiler()
-    clock.watch(compiled, "trace_for", "the engine, on a few examples")
+    clock.watch(Programs, "prepare", "trace of one example")
     clock.watch(graph_pair, "_trace", "trace and decompositions")
     clock.watch(graph_pair, "decomposed", "decompositions")
     clock.watch(compiler, "joint_graph_passes", "passes over the joint graph")
@@ -169,7 +159,9 @@ def compile_sum(name: str, rows: int | None, *, profiled: bool) -> None:
         "_recursive_post_grad_passes",
         "later passes",
     )
-    summed = compiled.CompiledSum(model, losses, Flat(1.0))
+    programs = Programs(model, losses)
+    programs.prepare(batch)
+    summed = compiled.CompiledSum(model, losses, Flat(1.0), programs)
     summed._flag = graph_replay.FiniteFlag(torch.device("cpu"))
     mask = torch.ones(len(batch[0]), dtype=torch.bool)
     graph_pair.start_processes()

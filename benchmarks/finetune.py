@@ -98,18 +98,17 @@ def plain(base: Path, out: Path, device: str) -> dict:
     model = materials.model(0)
     loss, dataset = materials.loss(model), materials.dataset
     sequences = TokenSequences(*materials.training_tensors(), materials.tokenizer.pad_token_id)
+    lengths = np.array([len(ids) for ids, _ in sequences])
     optimizer = torch.optim.AdamW(model.parameters(), lr=PLAIN_RATE)
     rng, curve, step = np.random.default_rng(0), [], 0
     while step < PLAIN_STEPS:
         drawn = rng.integers(len(sequences), size=(PLAIN_STEPS // 10, len(sequences) // 512))
-        drawn = drawn.reshape(-1)[sequences.lengths[drawn.reshape(-1)].argsort()].reshape(
-            drawn.shape
-        )
+        drawn = drawn.reshape(-1)[lengths[drawn.reshape(-1)].argsort()].reshape(drawn.shape)
         for rows in rng.permutation(drawn):  # of like length
             for group in optimizer.param_groups:
                 group["lr"] = PLAIN_RATE * (1 - step / PLAIN_STEPS)
             optimizer.zero_grad()
-            ids, targets = sequences.collate([sequences[row] for row in rows])
+            ids, targets = sequences.pad_to([sequences[row] for row in rows])
             loss(model, (ids.to(device), targets.to(device))).mean().backward()
             optimizer.step()
             step += 1

@@ -19,7 +19,7 @@ import torch
 import training as bench
 
 import tacit
-from tacit.training import isolation, make
+from tacit.training import make
 from tacit.training.gpu import compiled, graph_pair
 
 PERIOD = 0.02  # seconds between two samples
@@ -34,8 +34,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=60)
     arguments = parser.parse_args()
     start = time.perf_counter()
-    watch(isolation.CheckedIsolation, "check_first", start)
-    watch(make, "_probe", start)
+    watch(make, "start", start)
     watch(graph_pair, "decomposed", start)
     watch(graph_pair, "_trace", start)
     watch(graph_pair, "_compile", start)

@@ -7,8 +7,8 @@ reentry). "lora" trains adapters of rank 16 on all linear layers of a frozen bfl
 is the workload of training.py, 32 x 512 tokens, without checkpoints, with the default sampler. Each
 pair has a process of its own. They compile at the same time, and are timed one after the other when
 all are ready, or when `--wait` seconds have passed. Peak memory: of the steps, and of everything
-since the model was built, with make_private's tests. Results are printed as they come and written
-to FOLDER/large-models.jsonl.
+since the model was built, with make_private's comparison. Results are printed as they come and
+written to FOLDER/large-models.jsonl.
 """
 
 import argparse

@@ -120,6 +120,7 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
 
     from tacit.training import Flat, clipped_sum
     from tacit.training.gpu import CompiledSum
+    from tacit.training.program.programs import Programs
 
     device = device_here()
 
@@ -140,10 +141,12 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
         losses(model, batch).sum().backward()
     else:
         if method == "tacit":
-            total = clipped_sum(model, losses, batch, Flat(1.0), engine="bookkeeping")
+            total = clipped_sum(model, losses, batch, Flat(1.0))
         else:
             mask = torch.ones(rows, dtype=torch.bool, device=device)
-            total = CompiledSum(model, losses, Flat(1.0))(batch, mask, reuse=True)
+            programs = Programs(model, losses)
+            programs.prepare(batch)
+            total = CompiledSum(model, losses, Flat(1.0), programs)(batch, mask, reuse=True)
         for name, p in model.named_parameters():
             if p.requires_grad:
                 p.grad = total.sums[name]

@@ -1,4 +1,4 @@
-"""The engine "program": many architectures, its steps beside those of an older tree, its start.
+"""The traced program of one example: architectures, its steps beside an older tree's, its start.
 
     git worktree add ../old 72941bfe
     python benchmarks/program_engine.py --old ../old
@@ -74,17 +74,16 @@ class Workload:
 
         return step
 
-    def private(self, *, is_new: bool, steps: int) -> Any:
+    def private(self, *, steps: int) -> Any:
         """Return a private run with default arguments."""
         import torch
 
         import tacit
 
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        speed = {"speed": tacit.training.Speed(engine="program")} if is_new else {}
         return tacit.make_private(
             self.model, optimizer, self.records, self.loss_fn, batch_size=self.batch_size,
-            steps=steps, clip_norm=1.0, noise_multiplier=1.0, **speed,
+            steps=steps, clip_norm=1.0, noise_multiplier=1.0,
         )  # fmt: skip
 
 
@@ -281,7 +280,7 @@ def step(name: str, mode: str) -> dict[str, float]:
     if mode == "plain":
         take = workload.plain_step()
     else:
-        private = workload.private(is_new=mode == "new", steps=warmup + turns)
+        private = workload.private(steps=warmup + turns)
         lots: Iterator[Any] = iter(private)
 
         def take() -> None:
@@ -310,7 +309,7 @@ def start(name: str) -> dict[str, float]:
     Programs.of(tiny, loss_fn, 1).prepare((torch.ones(2, 2),))
     first = time.process_time() - began
     began, clock = time.process_time(), time.perf_counter()
-    private = workload.private(is_new=True, steps=2)
+    private = workload.private(steps=2)
     private.step(next(iter(private)))
     seconds = time.process_time() - began
     return {

@@ -50,8 +50,8 @@ SIGMA, CLIP = 1.0, 1.0
 class Measured(NamedTuple):
     """Median seconds of a step, peak bytes above rest, seconds until the first step ended.
 
-    `mean` is the mean over all steps, with the tests of isolation among them, and `before` the peak
-    until the timed steps begin, with the tests before the first step.
+    `mean` is the mean over all steps, and `before` the peak until the timed steps begin, with the
+    comparison before the first step.
     """
 
     seconds: float
@@ -130,9 +130,9 @@ def report(
         over_eager(found, chosen, arguments.methods),
         "## Peak MiB above rest (ratio)",
         block(found, chosen, arguments.methods, "peak", 2.0**-20),
-        "## Peak MiB until the timed steps, with the tests of isolation",
+        "## Peak MiB until the timed steps, with the comparison before the first step",
         block(found, chosen, arguments.methods, "before", 2.0**-20),
-        "## Mean milliseconds of all steps, with the tests of isolation among them",
+        "## Mean milliseconds of all steps",
         block(found, chosen, arguments.methods, "mean", 1e3),
         "## Seconds until the first step ended, all processes of a group compiling at once",
         block(found, chosen, arguments.methods, "first", 1.0),
@@ -465,8 +465,6 @@ def tacit_step(
         noise_multiplier=SIGMA,
         **options,
     )
-    if method == "tacit-backward":
-        return backward_step(private, model, optimizer, losses)
     lots = iter(private)
 
     def backward_and_update() -> None:
@@ -475,23 +473,9 @@ def tacit_step(
         optimizer.step()
         optimizer.zero_grad()
 
-    if method == "tacit-backward-compiled":
+    if method.startswith("tacit-backward"):
         return backward_and_update
     return lambda: private.step(next(lots))
-
-
-def backward_step(private: Any, model: Any, optimizer: Any, losses: Any) -> Callable[[], None]:
-    """Return the step of a loop of one's own: `private.backward` in place of `loss.backward`."""
-    batches = private.batches()
-
-    def step() -> None:
-        before = private.steps_taken
-        while private.steps_taken == before:  # a lot may come in several microbatches
-            private.backward(losses(model, next(batches)))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return step
 
 
 def opacus_step(

@@ -70,18 +70,15 @@ class RecordsOfUsers:
         start = int(self.starts[user])
         return self.order[start : start + int(self.counts[user])]
 
-    def slots(
-        self, users: Indices, most: int, *, width: int | None = None, seed: int = 0
-    ) -> tuple[Indices, Flags]:
-        """Return records in `width` slots for each of `users`, and which slots count. Private.
+    def slots(self, users: Indices, most: int, *, seed: int = 0) -> tuple[Indices, Flags]:
+        """Return records in equally many slots for each of `users`, and which slots count. Private.
 
         A user with more than `most` records has `most` of them, chosen at random by `seed` and the
         user's own id. Slots beyond a user's records repeat records of the same user and do not
-        count. The default width is the least power of two that holds everyone, at most `most`.
+        count. There are as many as the least power of two that holds everyone, at most `most`.
         """
         counts = np.minimum(self.counts[users], most)
-        if width is None:
-            width = min(most, 1 << int(counts.max(initial=1) - 1).bit_length())
+        width = min(most, 1 << int(counts.max(initial=1) - 1).bit_length())
         slot = np.arange(width)
         rows = self.starts[users][:, None] + slot % counts[:, None]
         for i in np.flatnonzero(self.counts[users] > most):

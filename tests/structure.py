@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 # Where a newcomer finds each algorithm: the file's name says it.
 ALGORITHMS = {
     "DP-SGD step": "training/private.py",
-    "book-keeping": "training/engines/bookkeeping.py",
+    "one program per example": "training/program/one_example.py",
     "ghost norm": "training/gradients/ghost_norm.py",
-    "vmap engine": "training/engines/vmap.py",
+    "one record at a time": "training/record_loop.py",
     "automatic clipping (AUTO-S)": "training/automatic_clipping.py",
     "adaptive clipping": "training/adaptive_clipping.py",
     "DP-Adam with bias correction": "training/adam.py",

@@ -9,24 +9,23 @@ import structure
 # No measure of `python tests/structure.py` may be larger. Lower a bound when a change allows it;
 # raise one only with a reason in the commit. Comments: what was measured before this round.
 BOUNDS = {
-    # 40,324; 38,900 without the traced program, whose predecessors the next issue deletes.
-    "statements": 41_510,
+    "statements": 37_880,  # 40,324
     "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
-    "bytes of data files": 36_235,  # 37,209; no table moves from code into a file
+    "bytes of data files": 36_216,  # 37,209; no table moves from code into a file
     "largest cycle": 51,  # 51; imports inside functions and for types count, too
-    "modules in cycles": 95,  # 101
+    "modules in cycles": 96,  # 101
     "public names": 500,  # 516
     "verbs": 33,  # 34
     "options": 290,  # 291
-    "methods of Private": 76,  # 79, with what it inherits
-    "parameters of make_private": 32,  # 37; checkpoint= is new
-    "lines of private.py": 251,
-    "imports of private.py": 10,
+    "methods of Private": 29,  # 79, with what it inherited
+    "parameters of make_private": 31,  # 37
+    "lines of private.py": 416,  # 251, with 50 methods in four classes that it inherited from
+    "imports of private.py": 21,  # 10; it calls now what it inherited
     "import depth of training": 14,  # 12 without the traced program
     "lines of a file": 683,  # 700
     "median of bodies": 4,
     "95th percentile of bodies": 22,
-    "longest body": 79,  # 79: make_private, while it serves two kinds of engines
+    "longest body": 74,  # 79
 }
 # Names that may occur twice, because folder and name together are the noun.
 FILES_TWICE = {

@@ -27,10 +27,10 @@ A replaced example is one removed and one added, so it moves the computed sum by
 C_g: the same holds for each group with its C_g, so the noise of every group is multiplied by the
 same 1 + eta.
 
-**rho.** Engines that form each example's gradient (loop, vmap, traced) add c_i g_i, one term for
-each example and coordinate, whose product is exact in float64: A_i = |v_i|, so rho = 1. The
-book-keeping engine adds c_i left_it right_it' over the positions t of an example, which may cancel:
-the terms of an example can be far longer than its contribution. Its bounded mode therefore clips by
+**rho.** The loop over records forms each example's gradient and adds c_i g_i, one term for each
+example and coordinate, whose product is exact in float64: A_i = |v_i|, so rho = 1. The traced
+program adds c_i left_it right_it' over the positions t of an example, which may cancel: the terms
+of an example can be far longer than its contribution. Its bounded mode therefore clips by
 norm + CANCELLATION * L_i, where L_i = sum_t |left_it| |right_it| is the length of the terms:
 c_i L_i <= C / CANCELLATION, so rho = CANCELLATION. (Over several layers, take the norm over the
 layers of the bounds of each layer.) It contracts in float64, so that the products of float32
@@ -52,8 +52,7 @@ What is taken for granted: matrix products are sums of products in some order, r
 toward zero (u is doubled below, to cover truncation), not computed by Strassen's method or by an
 emulation of float64 in fewer bits; and the gradient that an example has before it is clipped does
 not depend on the other examples. Kernels may round an example's activations differently in a batch
-of another size. Only an engine that runs each example alone (`engine="loop"`) excludes that; for
-all others it is part of the isolation of examples, which docs/isolation.md describes.
+of another size. Only the loop over records excludes that.
 """
 
 import math
@@ -105,7 +104,7 @@ class Arithmetic:
         The same in words, for the certificate.
     mode
         How sums over examples are computed. "formed": each example's gradient is formed, and they
-        are added in float64. "bounded": by the book-keeping engine's bounded mode. "fast": as fast
+        are added in float64. "bounded": by the traced program's bounded mode. "fast": as fast
         as possible; nothing is proved.
     largest_lot
         The bound holds for lots of up to this many examples.
@@ -175,8 +174,8 @@ def sum_error(largest_lot: int, *, forms_gradients: bool, ranks: int = 1) -> flo
     largest_lot
         B: no lot holds more examples.
     forms_gradients
-        Whether the engine forms each example's gradient (loop, vmap, traced). If not, it is the
-        bounded mode of the book-keeping engine.
+        Whether each example's gradient is formed, as in the loop over records. If not, it is the
+        bounded mode of the traced program.
     ranks
         Number of processes whose sums are added.
 

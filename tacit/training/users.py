@@ -5,7 +5,7 @@ Two ways to protect a whole user, whose prices differ:
 - *User sampling*: a lot is a Poisson sample of users. The gradients of a user's records (at most k
   of them, chosen anew at random in every lot) are averaged or summed and then clipped once, so that
   a user is to DP-SGD what an example is otherwise (McMahan et al. 2018, arXiv:1710.06963, without
-  local steps). Every engine, microbatch, rank and test of isolation treats the user as the example.
+  local steps). Every microbatch and rank, and the traced program, treat the user as the example.
 - *Record sampling*: a lot is a Poisson sample of records, each clipped by itself. A user with k
   records is j times in a lot with the binomial probability of j, and is priced as this mixture of
   Gaussians, in both directions (Charles et al. 2024, arXiv:2407.07737). Records of a user beyond k

@@ -86,8 +86,8 @@ def choose_by_the_number_of_users(patch):
     """Which records of a user are used depends on how many users there are."""
     correct = RecordsOfUsers.slots
 
-    def slots(self, users, most, *, width=None, seed=0):
-        return correct(self, users, most, width=width, seed=seed + len(self))
+    def slots(self, users, most, *, seed=0):
+        return correct(self, users, most, seed=seed + len(self))
 
     patch.setattr(RecordsOfUsers, "slots", slots)
 
@@ -102,8 +102,8 @@ def divide_by_the_widest_user(patch):
 def fill_slots_with_others(patch):
     correct = RecordsOfUsers.slots
 
-    def slots(self, users, most, *, width=None, seed=0):
-        rows, counts = correct(self, users, most, width=width, seed=seed)
+    def slots(self, users, most, *, seed=0):
+        rows, counts = correct(self, users, most, seed=seed)
         return np.where(counts, rows, np.roll(rows, 1, axis=0)), np.ones_like(counts)
 
     patch.setattr(RecordsOfUsers, "slots", slots)

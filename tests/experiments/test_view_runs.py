@@ -10,8 +10,10 @@ from torch.nn.functional import cross_entropy
 from tacit.experiments import Recipe, train
 from tacit.experiments.released import load_model
 from tacit.experiments.training_loop import TrainingLoop, augmentation
-from tacit.training import Flat, clipped_sum
+from tacit.training import Flat, clipped_sum, record_loop
+from tacit.training.examples import Examples
 from tacit.training.gpu.compiled import CompiledSum
+from tacit.training.program.programs import Programs
 
 SMALL = """
 [model]
@@ -93,8 +95,8 @@ def distance(found, exact):
 
 VIEWS = 2
 HOW = [
-    (shallow, "bookkeeping"),
-    (shallow, "loop"),
+    (shallow, "traced"),
+    (shallow, "one at a time"),
     pytest.param((shallow, "compiled"), marks=pytest.mark.slow),
 ]
 
@@ -112,11 +114,15 @@ def test_sums_are_as_near_to_float64_as_plain_gradients_of_the_same_type(loss_fn
     exact = looped(double, in_its_own_type, (batch[0].double(), classes), bound)
     plain = distance(looped(model, loss_fn, batch, bound), exact)
     if how == "compiled":
-        compiled = CompiledSum(model, loss_fn, Flat(bound), augmentations=VIEWS)
+        programs = Programs(model, loss_fn, VIEWS)
+        programs.prepare(batch)
+        compiled = CompiledSum(model, loss_fn, Flat(bound), programs, augmentations=VIEWS)
         found = compiled(batch, torch.ones(4)).sums
+    elif how == "one at a time":
+        examples = Examples(model, loss_fn, batch, torch.ones(4, dtype=torch.bool), VIEWS)
+        found = record_loop.run(examples, Flat(bound)).sums
     else:
-        options = {"augmentations": VIEWS, "engine": how}
-        found = clipped_sum(model, loss_fn, batch, Flat(bound), **options).sums
+        found = clipped_sum(model, loss_fn, batch, Flat(bound), augmentations=VIEWS).sums
     if loss_fn is in_bfloat16:
         assert plain > 1e-3  # bfloat16 itself is this far away
         assert distance(found, exact) <= 1.25 * plain

@@ -85,14 +85,7 @@ def test_a_language_model_with_canaries_and_a_twin(root, tmp_path):
     shown = []
     facts = finetune(chosen, tmp_path, root=root, on_progress=lambda p: shown.append(p.doing))
     told = " | ".join(shown)  # work that may take long, before the steps and after them
-    for doing in (
-        "reading the texts",
-        "planning",
-        "program of one text",
-        "twin",
-        "samples",
-        "canary 2",
-    ):
+    for doing in ("reading the texts", "planning", "one text", "twin", "samples", "canary 2"):
         assert doing in told
     assert facts.epsilon <= 8.0
     assert facts.n_records == 244  # canaries count as records
@@ -612,7 +605,7 @@ def test_every_saved_file_is_in_the_certificate(root, tmp_path):
     assert not verify_run(tmp_path)
 
 
-PLACES = ["reading the texts", "planning", "program of one text", "step 1", "step 2", "step 4", "twin",
+PLACES = ["reading the texts", "planning", "one text", "step 1", "step 2", "step 4", "twin",
           "saving", "samples", "canary 2"]  # fmt: skip
 
 

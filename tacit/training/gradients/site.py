@@ -24,12 +24,10 @@ UNSEEN = "a weight is computed from parameters in a way that torch does not show
 
 
 class Unsupported(IncompatibleModel):
-    """Raised if an engine cannot run a model that another engine may. Quotes no private value."""
+    """Raised if a program cannot be mapped over examples. Quotes no private value."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"This engine cannot run the model: {reason}. engine='auto' finds one that can."
-        )
+        super().__init__(f"The program of one example cannot be mapped: {reason}.")
         self.reason = reason
 
 

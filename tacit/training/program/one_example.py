@@ -40,7 +40,7 @@ _OFF = (
 )
 _HELD = (
     "the program uses a tensor that was computed from parameters before it ran, whose gradient "
-    "would be lost: compute it inside loss_fn or the model."
+    "would be lost: compute it inside loss_fn or the model"
 )
 
 WRITES = (
