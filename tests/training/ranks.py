@@ -74,7 +74,7 @@ def foreign(kind, **options):
     private, model, optimizer = make(shards, noise_multiplier=0.0, **options)
     wrapped = DistributedDataParallel(model) if kind == "ddp" else model
     gradients = []
-    for batch in private if "max_microbatch" in options else private:
+    for batch in private.batches() if "max_microbatch" in options else private:
         optimizer.zero_grad()
         private.backward(loss_fn(wrapped, batch))
         optimizer.step()
@@ -207,7 +207,9 @@ def other_users(kind):
 
 MODES = {
     "trained": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
-    "traced": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
+    "traced": lambda kind, folder: trained(
+        kind, max_microbatch=5, noisy_loss=LOSS, engine="program"
+    ),
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),

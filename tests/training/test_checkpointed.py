@@ -52,7 +52,7 @@ def released(is_checkpointed, *, foreign=False, records=64, loss_fn=losses, **op
     found = []
     for lot in private:
         if foreign:
-            private.backward(losses(model, lot))
+            private.backward()
             optimizer.step()
         else:
             private.step(lot)

@@ -147,7 +147,7 @@ def test_noise_of_a_thousand_destroys_accuracy(problem):
             train(case.private)
         else:  # a loop of somebody else
             for x, y in case.private:
-                case.private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+                case.private.backward()
                 case.optimizer.step()
         return float((case.model(case.x).argmax(1) == case.y).float().mean())
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from looped_reference import set_up
 from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
@@ -60,11 +61,12 @@ def members_of(run, step):
     return [np.flatnonzero([one == names[user] for one in IDS]) for user in drawn]
 
 
+@pytest.mark.parametrize("way", ["traced", "alone"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
-def test_the_sum_of_users_is_that_of_a_loop(combine, capsys):
+def test_the_sum_of_users_is_that_of_a_loop(combine, way):
     users = Users(ids=IDS, records_per_user=20, combine=combine)
-    options = {"isolation": "strict"} if engine == "strict" else {"engine": engine}
-    run = make_run(users, max_microbatch=3, **options)
+    with set_up(way):
+        run = make_run(users, max_microbatch=3)
     for lot in run:
         sums = run._lot_sum(lot, run._clip())[0].sums
         found = torch.cat([part.flatten() for part in sums.values()])
@@ -273,30 +275,21 @@ def by_program(model, batch):
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum", "program"])
-@pytest.mark.parametrize("has_loss_fn", [True, False])
 @pytest.mark.parametrize("rows", [64, 3])
-def test_loops_of_others_take_the_same_steps(combine, has_loss_fn, rows):
+def test_loops_of_others_take_the_same_steps(combine, rows):
     users = Users(ids=IDS, records_per_user=20, combine=combine)
     loss = by_program if combine == "program" else loss_fn
     expected = make_run(users, loss=loss)
-    run = make_run(users, loss=loss if has_loss_fn else None, max_microbatch=rows)
+    run = make_run(users, loss=loss, max_microbatch=rows)
     for lot in expected:
         expected.step(lot)
-    for batch in run.batches() if rows == 3 else run:
+    for _ in run:
         run._optimizer.zero_grad()
-        run.backward(loss(run._model, batch))
+        run.backward()
         run._optimizer.step()
     pairs = zip(run._model.parameters(), expected._model.parameters(), strict=True)
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
     assert run.steps_taken == 2
-
-
-def test_a_loop_that_gives_a_loss_for_each_user_is_told_so():
-    run = make_run(Users(ids=IDS, records_per_user=5))
-    batches = run.batches()
-    batch = next(batches)
-    with pytest.raises(ValueError, match="one loss"):
-        run.backward(loss_fn(run._model, batch)[:8])
 
 
 def test_slots_that_do_not_count_change_nothing():

@@ -64,7 +64,7 @@ def require() -> None:
     if _MISSING:
         raise IncompatibleModel(
             f"torch {torch.__version__} cannot trace the program of one example ({_MISSING} is "
-            "missing). It was checked with torch 2.13; use that version, or engine='auto'."
+            "missing). It was checked with torch 2.13: use that version."
         )
 
 
