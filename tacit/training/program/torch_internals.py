@@ -188,6 +188,16 @@ def _whole_functions() -> Iterator[None]:
         yield
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return a number that every write into `tensor` changes."""
+    return tensor._version
+
+
+def schema_of(operator: Any) -> Any:  # Any: torch says nothing of it
+    """Return the arguments that an operator declares; None for an ordinary function."""
+    return getattr(operator, "_schema", None)
+
+
 def is_fake(value: Any) -> bool:  # Any: whatever a program holds
     """Return whether `value` is a tensor without values, of `traced`."""
     return isinstance(value, FakeTensor)
