@@ -26,9 +26,7 @@ from tacit.training.arithmetic import (
     largest_lot,
     sum_error,
 )
-from tacit.training.engines import ENGINES, TracedLotSum
 from tacit.training.gradients import ghost_norm
-from tacit.training.records import Records
 
 WAYS = ["gram", "keep", "drop"]
 
@@ -128,7 +126,9 @@ def contribution(sums):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["equal", "canceling", "random"])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (2, 10_000, 3), (100, 40, 60)], ids=str)
-def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounded, monkeypatch):
+def test_the_traced_program_contributes_at_most_the_clip_norm(
+    sizes, kind, way, bounded, monkeypatch
+):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     _, inputs, outputs = sizes
     x, g = crafted(kind, *sizes)
@@ -136,21 +136,16 @@ def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounde
     pointwise = nn.Conv1d(inputs, outputs, 1, bias=False)
     convolved = (x.transpose(1, 2).contiguous(), g.transpose(1, 2).contiguous())
     for model, batch in ((linear, (x, g)), (pointwise, convolved)):
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
         assert 0 < contribution(found) <= 1 + 1e-6
 
 
 @pytest.mark.parametrize("inputs", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(inputs):
+def test_the_loop_over_records_contributes_at_most_the_clip_norm(inputs):
     model = nn.Linear(inputs, 1, bias=False)
     batch = torch.full((1, inputs), 1 / 3), torch.full((1, 1), 7.0)
-    if engine == "traced":
-        records = Records(batch, collate_fn=None, device=torch.device("cpu"))
-        strict = TracedLotSum(model, outputs_times, records)
-        found = strict.clipped_sum(strict.read([(0, 0)]), Flat(1.0)).sums
-    else:
-        found = clipped_sum(model, outputs_times, batch, Flat(1.0)).sums
+    found = alone(model, outputs_times, batch, Flat(1.0)).sums
     assert 0.9999 < contribution(found) <= 1 + 1e-6
 
 
@@ -172,8 +167,8 @@ def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
 @pytest.mark.parametrize("clip_norm", [1e-25, 1e-12])
 def test_a_tiny_clip_norm_bounds_squares_below_the_range_of_float32(clip_norm):
     batch = torch.full((1, 1000), 1e-22), torch.ones(1, 1)
-    for engine in ENGINES:
-        found = clipped_sum(nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm))
+    for way in (clipped_sum, alone):
+        found = way(nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm))
         assert contribution(found.sums) <= clip_norm * (1 + 1e-6)
 
 
@@ -260,7 +255,7 @@ def test_factors_at_the_ends_of_the_range_are_clipped(layer, monkeypatch):
 def test_factors_of_all_sizes_are_clipped(layer, way, bounded, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         assert_within_the_clip_norm(layer, dtype, "cpu", range(12), **options)
 
 
@@ -276,16 +271,9 @@ def test_squares_lost_by_wide_factors_are_made_up_for(width, is_input, bounded):
         g = torch.tensor([[1e19], [0.0]])
         model = nn.Linear(width, 1, bias=False) if is_input else nn.Linear(1, width, bias=False)
         batch = (x, g) if is_input else (g, x)
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
         assert contribution(found) <= 1 + 1e-5, share
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_engine_clips_factors_at_the_ends_of_the_range(layer):
-    for dtype in (torch.float32, torch.float64):
-        assert_within_the_clip_norm(layer, dtype, "cpu", range(40))
 
 
 @pytest.mark.gpu
@@ -295,7 +283,7 @@ def test_every_engine_clips_factors_at_the_ends_of_the_range(layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_gpu_clips_factors_at_the_ends_of_the_range(layer, way, bounded, dtype, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
-    options = {"engine": "bookkeeping", "bounded": bounded}
+    options = {"bounded": bounded}
     assert_within_the_clip_norm(layer, dtype, "cuda", range(12), **options)
 
 
@@ -304,7 +292,7 @@ def test_a_norm_that_overflows_adds_nothing_and_spoils_nothing(bounded):
     torch.manual_seed(0)
     model = nn.Linear(40, 30)
     x, g = torch.randn(3, 6, 40), torch.randn(3, 6, 30)
-    options = {"engine": "bookkeeping", "bounded": bounded}
+    options = {"bounded": bounded}
     expected = clipped_sum(model, outputs_times, (x[1:], g[1:]), Flat(1.0), **options).sums
     for size in (1e15, 1e19, 1e25, 1e38):
         huge = x.clone(), g.clone()
@@ -455,7 +443,7 @@ def test_a_search_over_lots_finds_no_violation(size, rounds):
 def position_sum(x, g):
     """The bounded sum of a layer with positions, in float64 after its release."""
     model = nn.Linear(x.shape[2], g.shape[2], bias=False)
-    options = {"engine": "bookkeeping", "bounded": True}
+    options = {"bounded": True}
     found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums["weight"]
     return finished(found, model.weight).double()
 
@@ -539,7 +527,7 @@ def test_bounded_sums_are_the_clipped_sums(way, monkeypatch):
 def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
     x, g = (t.to(dtype) for t in crafted(kind, 16, 40, 60))
     model = nn.Linear(40, 60, bias=False).to(dtype)
-    options = {"engine": "bookkeeping", "bounded": True}
+    options = {"bounded": True}
     found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums
     assert 0 < contribution(found) <= 1 + 1e-6
 
@@ -561,7 +549,7 @@ def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
 
         def total(batch):
             if not compiled:
-                options = {"engine": "bookkeeping", "bounded": True}
+                options = {"bounded": True}
                 return clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
             run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
             return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
