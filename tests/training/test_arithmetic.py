@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from looped_reference import alone
+from looped_reference import alone, set_up
 from scipy import stats
 from slow_cases import one_fast
 from torch import nn
@@ -364,18 +364,18 @@ def finished(total, weight):
     return arithmetic.finished({"w": total}, {"w": weight})[0]
 
 
-def computed(engine, rows, *, chunk=None):
+def computed(rows, *, chunk=None):
     """The sum of clipped rows (examples, width) as it is released, in float64."""
     model = nn.Linear(rows.shape[1], 1, bias=False)
-    options = {"engine": engine, "bounded": True, "chunk": chunk}
+    options = {"bounded": True, "chunk": chunk}
     batch = rows, torch.ones(len(rows), 1)
     found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums["weight"]
     return finished(found, model.weight).double().flatten()
 
 
-def moved(engine, rows, extra, **options):
+def moved(rows, extra, **options):
     both = torch.cat([extra.view(1, -1), rows])
-    return float((computed(engine, both, **options) - computed(engine, rows, **options)).norm())
+    return float((computed(both, **options) - computed(rows, **options)).norm())
 
 
 @pytest.mark.parametrize("name", LOTS)
@@ -386,12 +386,12 @@ def test_crafted_lots_move_by_one_clip_norm(name, order):
         lot = lot.flip(0)
     elif order == "shuffled":
         lot = lot[torch.randperm(len(lot), generator=torch.Generator().manual_seed(0))]
-    eta = sum_error(len(lot) + 1, forms_gradients=engine != "bookkeeping")
+    eta = sum_error(len(lot) + 1, forms_gradients=False)
     for width in (1, 3):
         rows = lot.view(-1, 1).expand(-1, width) / math.sqrt(width)
         for chunk in (None, 100):
             extra = torch.full((width,), 1 / math.sqrt(width))
-            assert moved(engine, rows, extra, chunk=chunk) <= 1 + eta
+            assert moved(rows, extra, chunk=chunk) <= 1 + eta
 
 
 @pytest.mark.slow  # one backward for each of thousands of examples
@@ -425,7 +425,7 @@ def change(rows, rng):
 )
 def test_a_search_over_lots_finds_no_violation(size, rounds):
     rng = np.random.default_rng(0)
-    eta = sum_error(3 * size + 1, forms_gradients=engine != "bookkeeping")
+    eta = sum_error(3 * size + 1, forms_gradients=False)
     worst = 0.0
     for width, name in ((1, "doubling_lot"), (2, "canceling_lot"), (5, "swallowing_lot")):
         best = LOTS[name](size).view(-1, 1).expand(-1, width) / math.sqrt(width)
@@ -433,7 +433,7 @@ def test_a_search_over_lots_finds_no_violation(size, rounds):
         for _ in range(rounds):
             tried = change(best, rng)
             tried = tried[: 3 * size]
-            found = moved(engine, tried, extra)
+            found = moved(tried, extra)
             if found >= reach:
                 best, reach = tried, found
         worst = max(worst, reach)
@@ -607,8 +607,8 @@ def test_a_run_says_what_is_proved(problem):
     assert "not bounded" in str(fast.arithmetic)
     assert 0 < bounded.arithmetic.eta < 1e-3
     assert f"{bounded.arithmetic.eta:.1e}" in bounded.arithmetic.text
-    for options in ({"engine": "loop"}, {"engine": "vmap"}, {"isolation": "strict"}):
-        assert 0 < problem(**options).private.arithmetic.eta <= bounded.arithmetic.eta
+    with set_up("alone"):
+        assert 0 < problem().private.arithmetic.eta <= bounded.arithmetic.eta
     with pytest.raises(ValueError, match="arithmetic must be"):
         problem(arithmetic="exact")
 

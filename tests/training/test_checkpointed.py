@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from looped_reference import set_up
 from peak_memory import peak_bytes
 from slow_cases import one_fast
 from speed_options import with_speed
@@ -42,13 +43,13 @@ def losses(model, batch):
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def released(is_checkpointed, *, foreign=False, records=64, loss_fn=losses, **options):
+def released(is_checkpointed, *, foreign=False, records=64, **options):
     """Every noiseless gradient of a run: the clipped sums, divided by the batch size."""
     torch.manual_seed(0)
     model = Model(is_checkpointed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(records, 4), torch.arange(records) % 2
-    private = make_private(model, optimizer, (x, y), loss_fn, **with_speed(OPTIONS | options))
+    private = make_private(model, optimizer, (x, y), losses, **with_speed(OPTIONS | options))
     found = []
     for lot in private:
         if foreign:
@@ -61,14 +62,14 @@ def released(is_checkpointed, *, foreign=False, records=64, loss_fn=losses, **op
 
 
 @pytest.mark.parametrize("rows", one_fast([64, 5], 2))
-def test_checkpointing_does_not_change_the_sum(rows):
-    options = {"engine": engine, "max_microbatch": rows}
-    assert torch.equal(released(True, **options), released(False, **options))
+@pytest.mark.parametrize("way", ["traced", "alone"])
+def test_checkpointing_does_not_change_the_sum(way, rows):
+    with set_up(way):
+        assert torch.equal(*(released(c, max_microbatch=rows) for c in (True, False)))
 
 
-@pytest.mark.parametrize("loss_fn", [losses, None])
-def test_checkpointing_does_not_change_the_sum_of_a_foreign_loop(loss_fn):
-    with_it, without = (released(c, foreign=True, loss_fn=loss_fn) for c in (True, False))
+def test_checkpointing_does_not_change_the_sum_of_a_foreign_loop():
+    with_it, without = (released(c, foreign=True) for c in (True, False))
     assert torch.allclose(with_it, without, rtol=1e-5, atol=1e-8)
 
 

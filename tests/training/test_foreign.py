@@ -5,6 +5,8 @@ import contextlib
 import pytest
 import torch
 from slow_cases import one_fast
+from tacit.training.engines.examples import Examples
+from tacit.training.engines.trace import trace_calls
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
@@ -12,8 +14,6 @@ from torch.overrides import _get_current_function_mode_stack
 import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import AdamBC, AdaptiveClip, Speed
-from tacit.training.engines.examples import Examples
-from tacit.training.engines.trace import trace_calls
 from tacit.training.foreign import own_optimizer
 
 

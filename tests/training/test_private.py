@@ -18,8 +18,8 @@ from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
-from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
+from tacit.training.program import mapped
 
 
 def train(run):
@@ -74,7 +74,7 @@ def test_the_divisor_is_declared_and_not_drawn(problem):
         case = problem(noise_multiplier=0.0, steps=30, lr=0.0, **setting)
         for lot in case.private:
             x, y = lot._make_whole().batch
-            drawn = sum(len(m.batch[1]) for m in lot.microbatches())
+            drawn = len(lot._indices)
             expected = clipped_mean(case.model, case.loss_fn, (x, y), 1.0, 2)
             case.private.step(lot)
             for p, gradient in zip(case.model.parameters(), expected, strict=True):
@@ -110,7 +110,7 @@ def test_empty_draws_are_steps_with_noise(problem):
     case = problem(n=8, batch_size=1, n_records=10**8, steps=5)
     seen = []
     for lot in case.private:
-        assert list(lot.microbatches()) == []
+        assert list(lot.pending()) == []
         case.private.step(lot)
         seen.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
     assert case.private.steps_taken == 5
@@ -146,7 +146,7 @@ def test_noise_of_a_thousand_destroys_accuracy(problem):
         if seed % 2:
             train(case.private)
         else:  # a loop of somebody else
-            for x, y in case.private:
+            for _ in case.private:
                 case.private.backward()
                 case.optimizer.step()
         return float((case.model(case.x).argmax(1) == case.y).float().mean())
@@ -283,14 +283,14 @@ def test_other_samplers_carry_their_own_event(problem):
     fixed = sampling.FixedSize(16, n_records=64)
     run = problem(sampler=fixed, ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE)).private
     assert run.event == ev.Repeated(ev.FixedSizeSampled(16, 64, ev.Gaussian(1.0)), 4)
-    assert all(sum(len(m.batch[1]) for m in lot.microbatches()) == 16 for lot in _stepping(run))
+    assert all(len(lot._indices) == 16 for lot in _stepping(run))
     balls = problem(sampler=sampling.RandomAllocation(4), steps=8).private
     assert balls.event == ev.Repeated(ev.RandomAllocation(4, ev.Gaussian(1.0)), 2)
     seen = [
         row
         for lot in _stepping(balls)
-        for m in lot.microbatches()
-        for row in m.batch[0][:, 0].tolist()
+        for m in lot.pending()
+        for row in m.fetch().batch[0][:, 0].tolist()
     ]
     assert len(seen) == 128
     assert len(set(seen[:64])) == 64  # every record once an epoch
@@ -432,21 +432,6 @@ def test_a_lot_that_is_skipped_stops_the_loop(problem):
             pass
 
 
-def test_several_ranks_draw_a_lot_once(problem, monkeypatch):
-    real, drawn = sampling.Poisson.indices, []
-    monkeypatch.setattr(
-        sampling.Poisson, "indices", lambda self, n, rng: drawn.append(n) or real(self, n, rng)
-    )
-    private = problem().private
-    lots = private._lots
-    lots._ranks = 2
-    drawn.clear()  # sizes of lots were drawn to test isolation
-    for step in range(private._plan.steps):
-        lots.lot(step)
-        assert lots.most_batches(step) == 1
-    assert len(drawn) == private._plan.steps
-
-
 def test_only_the_lot_of_this_step_can_be_stepped_on(problem):
     case, other = problem(), problem()
     lot = next(iter(case.private))
@@ -477,19 +462,19 @@ def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
 
 def test_ctrl_c_before_the_release_changes_nothing(problem, monkeypatch):
     case, twin = problem(seed=1), problem(seed=1)
-    real = bookkeeping.run
+    real = mapped.run
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bookkeeping, "run", interrupted)
+    monkeypatch.setattr(mapped, "run", interrupted)
     before = weights(case.model)
     lot = next(iter(case.private))
     with pytest.raises(KeyboardInterrupt):
         case.private.step(lot)
     assert torch.equal(weights(case.model), before)
     assert case.private.steps_taken == 0
-    monkeypatch.setattr(bookkeeping, "run", real)
+    monkeypatch.setattr(mapped, "run", real)
     train(case.private)
     train(twin.private)
     assert torch.equal(weights(case.model), weights(twin.model))
@@ -534,7 +519,6 @@ def test_ctrl_c_during_the_release_waits_for_its_end(problem):
         ({"max_microbatch": 0}, ValueError, "max_microbatch"),
         ({"num_workers": -1}, ValueError, "num_workers"),
         ({"seed": -1}, ValueError, "seed"),
-        ({"engine": "magic"}, ValueError, "engine"),
         ({"sampler": sampling.Poisson(0.9)}, ValueError, "rate"),
         ({"sampler": sampling.RandomAllocation(3)}, ValueError, "whole epochs"),
         ({"clip_norm": PerLayer((1.0,))}, ValueError, "clip_norms must have one entry"),
@@ -589,16 +573,9 @@ def test_a_compiled_run_takes_the_same_steps(problem):
     assert torch.allclose(weights(plain.model), weights(fast.model), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "vmap"},
-        {"adaptive": AdaptiveClip(), "clip_norm": PerLayer((1.0, 1.0))},
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(problem, options):
+def test_what_cannot_be_compiled_is_refused(problem):
     with pytest.raises(ValueError, match="compile"):
-        problem(compile=True, **options)
+        problem(compile=True, adaptive=AdaptiveClip(), clip_norm=PerLayer((1.0, 1.0)))
 
 
 def test_a_run_refuses_to_be_copied(problem):
