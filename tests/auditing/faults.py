@@ -32,15 +32,15 @@ from tacit.training import (
     Users,
     Views,
     checkpoint,
-    engines,
     key,
+    lot_sum,
     lots,
     noise,
     plan,
     private,
 )
 from tacit.training import clip as clip_module
-from tacit.training.engines.examples import Examples, as_views
+from tacit.training.examples import Examples, as_views
 
 RECORDS = 120
 USERS = [f"user {number % 50}" for number in range(RECORDS)]
@@ -451,14 +451,14 @@ def clipping_forgets_the_square_root(patch):
 
 
 def _changed_sum(patch, change):
-    honest = engines.LotSum.__call__
+    honest = lot_sum.LotSum.__call__
 
     def total_of(self, lot, clip, **options):
         total, drawn = honest(self, lot, clip, **options)
         change(total, drawn)
         return total, drawn
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
 
 
 @fault("clip")
@@ -980,12 +980,12 @@ def views_are_added(patch):
         mask = torch.ones(len(batch[0]), dtype=torch.bool)
         return self._engine(Examples(self._model, self._loss_fn, batch, mask), clip)
 
-    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+    patch.setattr(lot_sum.LotSum, "_clipped_sum", clipped_sum)
 
 
 @fault("clip", audit_microbatches)
 def the_first_microbatch_alone_is_clipped(patch):
-    whole, part = engines.LotSum.__call__, engines.LotSum._clipped_sum
+    whole, part = lot_sum.LotSum.__call__, lot_sum.LotSum._clipped_sum
     summed: list = []
 
     def total_of(self, lot, clip, **options):
@@ -997,8 +997,8 @@ def the_first_microbatch_alone_is_clipped(patch):
         loose = clip_module.scaled(clip, [1e9 if len(summed) > 1 else 1.0])
         return part(self, microbatch, loose, **options)
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
-    patch.setattr(engines.LotSum, "_clipped_sum", clipped_sum)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "_clipped_sum", clipped_sum)
 
 
 @fault("reuse", audit_resumed)
@@ -1150,7 +1150,7 @@ def losses_are_not_clipped(patch):
 
 @fault("reuse")
 def an_empty_lot_reuses_the_sum_before(patch):
-    honest = engines.LotSum.__call__
+    honest = lot_sum.LotSum.__call__
 
     def total_of(self, lot, clip, **options):
         total, drawn = honest(self, lot, clip, **options)
@@ -1160,7 +1160,7 @@ def an_empty_lot_reuses_the_sum_before(patch):
             total.sums.update({name: value.clone() for name, value in self._last.items()})
         return total, drawn
 
-    patch.setattr(engines.LotSum, "__call__", total_of)
+    patch.setattr(lot_sum.LotSum, "__call__", total_of)
 
 
 @fault("key")

@@ -24,7 +24,6 @@ from tacit.auditing import GradientCanaries, flip_coins, refute_event
 from tacit.events import Event
 from tacit.experiments import features
 from tacit.sampling import RandomAllocation
-from tacit.training.engines import ENGINES
 
 
 def few_or_many(few, many):
@@ -192,9 +191,8 @@ def train(inside, rng, loud, **options: Any):
 
 
 RUNS = {
-    **{engine: {"engine": engine} for engine in ENGINES},
     "secure noise": {"secure": True},
-    "small microbatches": {"max_microbatch": 7, "engine": "bookkeeping"},
+    "small microbatches": {"max_microbatch": 7},
     "padded batches": {"static_shapes": True},
     "noise schedule": {"noise_schedule": training.Linear(1.0, 2.0)},
     "automatic clipping": {"clip_norm": training.Automatic(1.0)},
@@ -203,7 +201,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_training_run_holds_its_bill(name):
-    n = 300 if name in ("loop", "secure noise", "small microbatches") else 1500
+    n = 300 if name in ("secure noise", "small microbatches") else 1500
 
     def attack(inside, rng, loud):
         return train(inside, rng, loud, **RUNS[name])

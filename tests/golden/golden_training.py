@@ -1,12 +1,15 @@
 """Weights after seeded private runs: tiny models in float64, three steps each.
 
 The name of a run says model, way and setting. Ways are neutral words for how a clipped sum is
-computed; `WAYS` alone says by which options, so that only it changes if those do. Weights start
+computed; `WAYS` alone says by which, so that only it changes if those do. Weights start
 from numpy's generator, so that no library's default initialization is recorded.
 """
 
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,14 +40,12 @@ from tacit.training import (
     Views,
 )
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+from looped_reference import set_up  # noqa: E402
+
 N, STEPS, BATCH = 60, 3, 12
-WAYS: dict[str, dict[str, Any]] = {
-    "default": {"engine": "auto"},
-    "factored": {"engine": "bookkeeping"},
-    "mapped": {"engine": "vmap"},
-    "single": {"engine": "loop"},
-}
-STRICT = "strict"  # the way by which no example can influence another one
+WAYS = {"default": "traced", "single": "alone"}
 
 
 def run_of(model, optimizer, data, loss_fn, *, way: str, speed: dict, **options) -> Private:
@@ -57,10 +58,11 @@ def run_of(model, optimizer, data, loss_fn, *, way: str, speed: dict, **options)
         settings["steps"] = STEPS
     if not {"epsilon", "noise_multiplier"} & options.keys():
         settings["noise_multiplier"] = 0.8
-    if way == STRICT:
-        settings |= {"isolation": "strict", "check": True}
-    chosen = Speed(**WAYS.get(way, {}), **speed)
-    return tacit.make_private(model, optimizer, data, loss_fn, speed=chosen, **(settings | options))
+    with set_up(WAYS[way]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # packed sequences run in the loop
+        return tacit.make_private(
+            model, optimizer, data, loss_fn, speed=Speed(**speed), **(settings | options)
+        )
 
 
 class Transformer(nn.Module):
@@ -250,8 +252,8 @@ def steps(make, net, optimizer) -> list[Any]:
 
 def own_loop(make, net, optimizer) -> list[Any]:
     private = make()
-    for x, y in private.batches():
-        private.backward(F.cross_entropy(net(x), y, reduction="none"))
+    for _ in private:
+        private.backward()
         optimizer.step()
         optimizer.zero_grad()
     return []
@@ -434,22 +436,19 @@ def _settings() -> dict[str, dict[str, Any]]:
 
     optimizers = [SGD, *OPTIMIZERS.values()]
     for number, model in enumerate(MODELS):
-        ways = [way for way in WAYS if (model, way) != ("packed gru", "mapped")]  # it cannot be
-        ways += [STRICT] if model in ("logistic", "perceptron", "convolutional", "tied") else []
-        add("model", model, ways, model=model, optimizer=optimizers[number % len(optimizers)])
+        add("model", model, WAYS, model=model, optimizer=optimizers[number % len(optimizers)])
     for name in ("perceptron", "convolutional", "tied", "lstm"):
         for clip, rule in CLIPS.items():
-            add("clip", f"{name}, {clip}", ("default", "mapped"), model=name, clip=rule)
+            add("clip", f"{name}, {clip}", model=name, clip=rule)
     for name, rule in ADAPTIVE.items():
         for clip in ("flat", "per layer", "automatic"):
             add("clip", f"{name}, {clip}", ("default", "single"), clip=CLIPS[clip], adaptive=rule)
     for name in ("perceptron", "convolutional", "signal"):
-        ways = [*WAYS, STRICT] if name == "perceptron" else WAYS
-        add("views", f"{name}, shifted", ways, model=name, augment=Views(3, shifted_views))
+        add("views", f"{name}, shifted", WAYS, model=name, augment=Views(3, shifted_views))
     add("views", "random", WAYS, augment=Views(2, random_views))
     add("views", "repeated", augment=Views(2), model="layer norm")
     for name, users in USERS.items():
-        add("users", name, ("default", "mapped"), users=users, batch_size=6)
+        add("users", name, users=users, batch_size=6)
     for name in ("convolutional", "gru", "table"):
         add("users", f"mean, {name}", model=name, users=USERS["mean"], batch_size=6)
     add("users", "views", users=USERS["mean"], batch_size=6,
@@ -458,7 +457,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     for name, bands in BANDS.items():
         add("bands", name, **bands)
     for name in ("convolutional", "transformer"):
-        add("bands", f"two, {name}", ("default", "mapped"), model=name, noise=Banded(bands=2))
+        add("bands", f"two, {name}", model=name, noise=Banded(bands=2))
     add("bands", "users", users=USERS["mean"], batch_size=6, noise=Banded(bands=2))
     add("bands", "views", augment=Views(2, random_views), noise=Banded(bands=3))
     add("bands", "adam", noise=Banded(bands=3), optimizer=OPTIMIZERS["adam without bias"], steps=5)
@@ -470,7 +469,7 @@ def _settings() -> dict[str, dict[str, Any]]:
         steps = {"steps": 1} if name == "shuffled" else {"steps": 5}
         add("sampler", name, sampler=sampler, **steps)
     for name, speed in SPEEDS.items():
-        add("speed", name, ("default", "mapped"), speed=speed)
+        add("speed", name, speed=speed)
     add("loop", "own losses", WAYS, loop=own_loop)
     add("loop", "own losses, convolutional", model="convolutional", loop=own_loop)
     add("loop", "own losses, no loss function", loop=own_loop, loss_fn=None)
@@ -482,7 +481,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     add("loop", "resumed, bands", loop=resumed, noise=Banded(bands=2, average=0.0))
     for name in ("perceptron", "transformer"):
         loss = NoisyLoss(upper=4.0, share=0.05)
-        add("loss", name, ("default", "mapped"), model=name, loop=with_reports, noisy_loss=loss)
+        add("loss", name, model=name, loop=with_reports, noisy_loss=loss)
     add("data", "table", data=as_table, loss_fn=of_columns)
     add("data", "arrays", data=as_arrays)
     add("data", "lists", model="bag", data=Listed, collate_fn=Listed.collate)

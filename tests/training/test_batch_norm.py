@@ -115,7 +115,7 @@ def test_a_batch_whose_first_dimension_is_not_the_examples_is_refused():
     def collate(records):
         return (torch.stack(records, dim=1),)  # (5, batch, 4)
 
-    with pytest.raises(ValueError, match="one row for each record"):
+    with pytest.raises(ValueError, match="must count the examples"):
         attempt(nn.Linear(4, 2), loss_fn=sequence_first, data=[*data], collate_fn=collate)
 
 
@@ -213,7 +213,7 @@ class Table(nn.Module):
         return nn.functional.embedding(ids, self.table.weight, sparse=True).mean(1)
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, None])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_are_refused_in_a_sentence(kind):
     with pytest.raises(IncompatibleModel, match="sparse=False"):
         attempt(Table(kind), data=(torch.randint(0, 20, (9, 3)), torch.arange(9) % 2))

@@ -17,18 +17,6 @@ from tacit.training import Flat, clipped_sum
 CLIP = Flat(0.5)
 
 
-class StraightThrough(Function):
-    """Round to eighths; the gradient passes as if nothing had been rounded. vmap cannot map it."""
-
-    @staticmethod
-    def forward(ctx, w):
-        return (8 * w).round() / 8
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
-
-
 class Mappable(Function):
     """Twice the tensor, with a rule for vmap."""
 
@@ -61,7 +49,6 @@ with warnings.catch_warnings():
     SCRIPTED = torch.jit.script(bounded)
 
 COMPUTED = {
-    "custom function": StraightThrough.apply,
     "custom function that vmap maps": Mappable.apply,
     "scripted function": SCRIPTED,
     "view": lambda w: w.reshape(-1).view(w.shape),
