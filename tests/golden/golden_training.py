@@ -5,16 +5,15 @@ computed; `WAYS` alone says by which, so that only it changes if those do. Weigh
 from numpy's generator, so that no library's default initialization is recorded.
 """
 
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from looped_reference import set_up
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -39,10 +38,6 @@ from tacit.training import (
     Users,
     Views,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
-from looped_reference import set_up  # noqa: E402
 
 N, STEPS, BATCH = 60, 3, 12
 WAYS = {"default": "traced", "single": "alone"}

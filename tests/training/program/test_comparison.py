@@ -1,22 +1,17 @@
 """What is compared on synthetic records before a run, and what follows."""
 
 import re
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from clean_programs import PROGRAMS
 from looped_reference import set_up
 from mixing_cases import CASES, Case
 from slow_cases import one_fast
+from torch import nn
+from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
