@@ -43,6 +43,7 @@ from tacit.training.tree import (
     is_out_of_memory,
     map_rows,
     n_rows,
+    require_gradient,
     take_rows,
     with_rows,
 )
@@ -149,7 +150,9 @@ class Comparison:
 
     def _losses(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.enable_grad(), self._types_of(model):
-            return losses_of(self.loss_fn, model, batch, n_rows(batch))
+            losses = losses_of(self.loss_fn, model, batch, n_rows(batch))
+            require_gradient(losses)
+            return losses
 
     @contextmanager
     def _types_of(self, model: nn.Module) -> Iterator[None]:
