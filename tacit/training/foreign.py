@@ -18,6 +18,7 @@ from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tacit.training.weight_changes import WeightChanges
 
