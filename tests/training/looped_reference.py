@@ -15,7 +15,9 @@ from tacit.training import record_loop
 from tacit.training.automatic_clipping import Automatic
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples
+from tacit.training.gpu import CompiledSum
 from tacit.training.program import start
+from tacit.training.program.programs import Programs
 from tacit.training.tree import n_rows
 
 
@@ -33,6 +35,22 @@ def alone(
     n = n_rows(batch) // augmentations
     mask = torch.ones(n, dtype=torch.bool) if weights is None else weights > 0
     return record_loop.run(Examples(model, loss_fn, batch, mask, augmentations, bounded), clip)
+
+
+class _OnUse(Programs):
+    """Programs that are traced for a shape when it is first used."""
+
+    def program_of(self, batch: Any) -> Any:
+        self.prepare(batch)
+        return super().program_of(batch)
+
+
+def compiled_sum(
+    model: nn.Module, loss_fn: Callable[..., Tensor], clip: Clip, **options: Any
+) -> CompiledSum:
+    """Return the compiled sum of a program that was not set up by a run."""
+    programs = _OnUse(model, loss_fn, options.get("augmentations", 1))
+    return CompiledSum(model, loss_fn, clip, programs, **options)
 
 
 @contextmanager

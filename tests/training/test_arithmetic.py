@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from looped_reference import alone, set_up
+from looped_reference import alone, compiled_sum, set_up
 from scipy import stats
 from slow_cases import one_fast
 from torch import nn
@@ -153,13 +153,12 @@ def test_the_loop_over_records_contributes_at_most_the_clip_norm(inputs):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
-    from tacit.training.gpu import CompiledSum
 
     for sizes in ((1, 100_000, 1), (100, 40, 60)):
         for kind in ("equal", "canceling"):
             x, g = crafted(kind, *sizes)
             model = nn.Linear(sizes[1], sizes[2], bias=False)
-            compiled = CompiledSum(model, outputs_times, Flat(1.0), bounded=bounded)
+            compiled = compiled_sum(model, outputs_times, Flat(1.0), bounded=bounded)
             found = compiled((x, g), torch.ones(1)).sums
             assert 0 < contribution(found) <= 1 + 1e-6
 
@@ -538,7 +537,6 @@ def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (16, 768, 48), (100, 40, 60)], ids=str)
 def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
-    from tacit.training.gpu import CompiledSum
 
     torch.manual_seed(0)
     model = nn.Linear(sizes[1], sizes[2], bias=False).to("cuda", dtype)
@@ -551,7 +549,7 @@ def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
             if not compiled:
                 options = {"bounded": True}
                 return clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
-            run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
+            run = compiled_sum(model, outputs_times, Flat(1.0), bounded=True)
             return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
 
         assert contribution(total(alone)) <= 1 + 1e-6

@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from looped_reference import alone, relative_error
+from looped_reference import alone, compiled_sum, relative_error
 from random_programs import random_program
 
 from tacit.training import Flat, clipped_sum
-from tacit.training.gpu.compiled import CompiledSum, NotCompiled
+from tacit.training.gpu.compiled import NotCompiled
 
 CLIP = Flat(0.3)
 WAYS = [{}, {"chunk": 2}]
@@ -60,7 +60,7 @@ def test_so_it_does_for_many_programs(tens):
 def test_a_compiled_program_gives_the_sum_of_the_loop_or_says_why_not(seed):
     views = 1 + (seed % 5 == 0)
     program = random_program(seed, views=views)
-    compiled = CompiledSum(program.model, program.loss_fn, CLIP, augmentations=views)
+    compiled = compiled_sum(program.model, program.loss_fn, CLIP, augmentations=views)
     for batch, change in zip(program.batches, program.changes, strict=True):
         change()
         weights = (torch.rand(len(batch[0]) // views) < 0.8).float()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from looped_reference import compiled_sum
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,7 +45,7 @@ def relative(found, wanted):
 def setting():
     model = network()
     batch = torch.randn(6, 1, 8, 8), torch.randint(0, 3, (6,))
-    return model, batch, CompiledSum(model, losses, Flat(0.5))
+    return model, batch, compiled_sum(model, losses, Flat(0.5))
 
 
 @pytest.mark.smoke
@@ -64,7 +65,7 @@ def test_without_torchs_compiler_the_same_sum_is_computed_after_a_warning(monkey
     model, weights = network(), torch.tensor([1.0, 1, 1, 1, 0, 0])
     batch = torch.randn(6, 1, 8, 8), torch.randint(0, 3, (6,))
     batch[0][1] = float("nan")
-    compiled = CompiledSum(model, losses, Flat(0.5))
+    compiled = compiled_sum(model, losses, Flat(0.5))
     _compiler.cache_clear()
     try:
         with pytest.warns(UserWarning, match="compile=True has no effect"):
@@ -137,7 +138,7 @@ def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
 
 def test_one_compilation_serves_every_number_of_rows(monkeypatch):
     model, traced = network(), []
-    compiled = CompiledSum(model, losses, Flat(0.5))
+    compiled = compiled_sum(model, losses, Flat(0.5))
     trace = CompiledSum._traced
     monkeypatch.setattr(CompiledSum, "_traced", lambda *a: traced.append(1) or trace(*a))
     for rows in (20, 17, 31, 64):
@@ -150,7 +151,7 @@ def test_one_compilation_serves_every_number_of_rows(monkeypatch):
 
 def test_one_compilation_serves_every_number_of_examples_with_views():
     model = nn.Linear(4, 3)
-    compiled = CompiledSum(model, losses, Flat(0.5), augmentations=3)
+    compiled = compiled_sum(model, losses, Flat(0.5), augmentations=3)
     for rows in (8, 5, 12):
         batch = torch.randn(3 * rows, 4), torch.randint(0, 3, (3 * rows,))
         wanted = clipped_sum(model, losses, batch, Flat(0.5), augmentations=3)
@@ -164,7 +165,7 @@ def test_a_program_is_compiled_again_by_the_compilers_cache(tmp_path, monkeypatc
     for views in (1, 3):
         model, batch = nn.Linear(4, 3), (torch.randn(24, 4), torch.randint(0, 3, (24,)))
         for _ in range(2):
-            compiled = CompiledSum(model, losses, Flat(0.5), augmentations=views)
+            compiled = compiled_sum(model, losses, Flat(0.5), augmentations=views)
             wanted = clipped_sum(model, losses, batch, Flat(0.5), augmentations=views)
             assert relative(compiled(batch, torch.ones(24 // views)), wanted) < 1e-5
 
@@ -176,7 +177,7 @@ def with_len(model, batch):
 
 def test_a_program_that_fixes_the_rows_is_compiled_for_each_number():
     model = nn.Linear(4, 2)
-    compiled = CompiledSum(model, with_len, Flat(50.0))
+    compiled = compiled_sum(model, with_len, Flat(50.0))
     for rows in (8, 7, 8):
         batch = torch.randn(rows, 4), torch.randn(rows, 2)
         wanted = clipped_sum(model, with_len, batch, Flat(50.0))
@@ -202,7 +203,7 @@ def weighed(model, batch):
 def test_graphs_do_not_outlive_what_they_were_built_for():
     torch.manual_seed(0)
     model, batch = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2), 1.0)
-    compiled, rows = CompiledSum(model, weighed, Flat(0.1)), torch.ones(6)
+    compiled, rows = compiled_sum(model, weighed, Flat(0.1)), torch.ones(6)
 
     def check():
         found, wanted = compiled(batch, rows), clipped_sum(model, weighed, batch, Flat(0.1))
@@ -251,7 +252,7 @@ def test_a_model_that_writes_into_its_buffers_is_refused():
 def test_auto_runs_what_cannot_be_compiled_as_it_is():
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
     private = run_of(model, losses, compile=False)
-    private._lot_sum._compiled = CompiledSum(model, losses, Flat(0.5))
+    private._lot_sum._compiled = compiled_sum(model, losses, Flat(0.5))
     private._lot_sum._may_fail = True
     private._lots.padding = Padding(multiple=2, limit=64)
     with pytest.warns(RuntimeWarning, match="without compilation: the model writes into a buffer"):
@@ -267,7 +268,7 @@ def test_auto_runs_as_it_is_wherever_the_compiler_fails(monkeypatch, stage):
     monkeypatch.setattr(f"tacit.training.gpu.compiled.{stage}", failing)
     model = nn.Linear(4, 2)
     private = run_of(model, losses, compile=False)
-    private._lot_sum._compiled = CompiledSum(model, losses, Flat(0.5))
+    private._lot_sum._compiled = compiled_sum(model, losses, Flat(0.5))
     private._lot_sum._may_fail = True
     private._lots.padding = Padding(multiple=2, limit=64)
     with pytest.warns(RuntimeWarning, match="compiler raised NotImplementedError") as warned:
@@ -289,7 +290,7 @@ def test_a_changed_python_value_is_seen_and_one_that_keeps_changing_ends_the_com
     torch.manual_seed(0)
     model, loss_fn = nn.Linear(4, 2), Annealed()
     batch, rows = (torch.randn(6, 4), torch.randint(0, 2, (6,))), torch.ones(6)
-    compiled = CompiledSum(model, loss_fn, Flat(50.0))
+    compiled = compiled_sum(model, loss_fn, Flat(50.0))
     for weight in (1.0, 3.0, 1.0):
         loss_fn.weight = weight
         wanted = clipped_sum(model, loss_fn, batch, Flat(50.0))
@@ -310,7 +311,7 @@ def test_layers_with_equal_gradients_are_added_once():
             return self.one(x) + self.other(x)
 
     model, rows = Twins(), torch.ones(6)
-    compiled = CompiledSum(model, losses, Flat(0.5))
+    compiled = compiled_sum(model, losses, Flat(0.5))
     first, second = ((torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(2))
     found = compiled(first, rows)
     assert len({total.data_ptr() for total in found.sums.values()}) == len(found.sums)
@@ -360,7 +361,7 @@ class Pooled(nn.Module):
 def test_a_step_overwrites_activations_and_nothing_else(kind):
     torch.manual_seed(0)
     model, weights = kind(), torch.ones(5)
-    compiled = CompiledSum(model, losses, Flat(0.5))
+    compiled = compiled_sum(model, losses, Flat(0.5))
     for _ in range(2):
         batch = torch.randint(0, 6, (5, 6)), torch.randint(0, 7, (5,))
         held = [t.clone() for t in (*batch, weights, *model.parameters())]
@@ -375,7 +376,7 @@ def test_sizes_around_the_edge_of_a_chunk_share_a_trace(monkeypatch):
     monkeypatch.setitem(ghost_norm.CHUNK_ELEMENTS, "cpu", 8 * 6**2)  # eight examples at a time
     torch.manual_seed(0)
     model = Attending()
-    compiled = CompiledSum(model, losses, Flat(0.5))
+    compiled = compiled_sum(model, losses, Flat(0.5))
     for rows in (20, 15, 17, 24, 30):
         batch = torch.randint(0, 6, (rows, 6)), torch.randint(0, 7, (rows,))
         wanted = clipped_sum(model, losses, batch, Flat(0.5))

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from looped_reference import compiled_sum
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.training.clip import Flat
-from tacit.training.gpu.compiled import CompiledSum
 from tacit.training.gpu.graph_pair import Traced
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, report, warm_up
 
@@ -136,7 +136,7 @@ def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     model = torch.nn.Linear(2, 1)
-    compiled = CompiledSum(model, lambda *_: torch.zeros(1), Flat(1.0))
+    compiled = compiled_sum(model, lambda *_: torch.zeros(1), Flat(1.0))
     compiled._flag = FiniteFlag(torch.device("cpu"))
     compiled.begin()
     with pytest.raises(torch.OutOfMemoryError):
@@ -148,7 +148,7 @@ def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
 
 def test_graphs_are_built_anew_where_convolutions_round_otherwise(monkeypatch):
     # The room that norms leave for rounding is part of a graph.
-    compiled = CompiledSum(torch.nn.Conv1d(1, 1, 1), lambda *_: torch.zeros(1), Flat(1.0))
+    compiled = compiled_sum(torch.nn.Conv1d(1, 1, 1), lambda *_: torch.zeros(1), Flat(1.0))
     compiled._device = torch.device("cuda")
     states = []
     for precision in ("ieee", "tf32"):
