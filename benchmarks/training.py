@@ -465,8 +465,6 @@ def tacit_step(
         noise_multiplier=SIGMA,
         **options,
     )
-    if method == "tacit-backward":
-        return backward_step(private, model, optimizer, losses)
     lots = iter(private)
 
     def backward_and_update() -> None:
@@ -475,23 +473,9 @@ def tacit_step(
         optimizer.step()
         optimizer.zero_grad()
 
-    if method == "tacit-backward-compiled":
+    if method.startswith("tacit-backward"):
         return backward_and_update
     return lambda: private.step(next(lots))
-
-
-def backward_step(private: Any, model: Any, optimizer: Any, losses: Any) -> Callable[[], None]:
-    """Return the step of a loop of one's own: `private.backward` in place of `loss.backward`."""
-    batches = private.batches()
-
-    def step() -> None:
-        before = private.steps_taken
-        while private.steps_taken == before:  # a lot may come in several microbatches
-            private.backward(losses(model, next(batches)))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return step
 
 
 def opacus_step(
