@@ -248,16 +248,16 @@ def steps(make, net, optimizer) -> list[Any]:
     return []
 
 
-def own_loop(make, net, optimizer) -> list[Any]:
+def by_backward(make, net, optimizer) -> list[Any]:
     private = make()
-    for x, y in private.batches():
-        private.backward(F.cross_entropy(net(x), y, reduction="none"))
+    for _ in private:
+        private.backward()
         optimizer.step()
         optimizer.zero_grad()
     return []
 
 
-def loop_by_loss(make, net, optimizer) -> list[Any]:
+def with_schedule(make, net, optimizer) -> list[Any]:
     private = make()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for _ in private:
@@ -471,11 +471,10 @@ def _settings() -> dict[str, dict[str, Any]]:
         add("sampler", name, sampler=sampler, **steps)
     for name, speed in SPEEDS.items():
         add("speed", name, ("default", "mapped"), speed=speed)
-    add("loop", "own losses", WAYS, loop=own_loop)
-    add("loop", "own losses, convolutional", model="convolutional", loop=own_loop)
-    add("loop", "own losses, no loss function", loop=own_loop, loss_fn=None)
-    add("loop", "microbatches", loop=own_loop, speed={"max_microbatch": 5})
-    add("loop", "loss function", loop=loop_by_loss)
+    add("loop", "backward", WAYS, loop=by_backward)
+    add("loop", "backward, convolutional", model="convolutional", loop=by_backward)
+    add("loop", "microbatches", loop=by_backward, speed={"max_microbatch": 5})
+    add("loop", "loss function", loop=with_schedule)
     add("loop", "gradients only", loop=with_gradients)
     add("loop", "means", loop=with_means)
     add("loop", "resumed", loop=resumed)
