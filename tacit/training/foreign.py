@@ -57,8 +57,8 @@ class ForeignLoops(EpochLoops):
         self._guard = isolation.guard
         self._loop = 0  # number of the newest loop
         self._lot: Lot | None = None  # which a loop over the run holds
-        self._unused = False  # whether no optimizer step has followed the last release
-        self._hook: RemovableHandle | None = None
+        self._is_unused = False  # whether no optimizer step has followed the last release
+        self._hook: RemovableHandle | None = None  # of the optimizer, while its step is awaited
 
     def backward(self, losses: object = None) -> None:
         """Set `p.grad` to the noisy gradient of the lot; call this in place of `loss.backward()`.
@@ -68,9 +68,10 @@ class ForeignLoops(EpochLoops):
         by `Private.step`, and the loop's own optimizer does the rest.
 
         Each release belongs to one optimizer step. If none has followed, because the loop
-        accumulates gradients, the next call raises `RuntimeError` before anything is paid. The loop
-        may discard a release by `optimizer.zero_grad()`: it goes on after a warning, because what
-        was paid stays paid. What follows the last lot of a loop is not watched.
+        accumulates gradients, the next `backward` or `step` raises `RuntimeError` before anything
+        is paid. The loop may discard a release by `optimizer.zero_grad()`: it goes on after a
+        warning, because what was paid stays paid. What follows the last lot of a loop is not
+        watched.
         """
         if losses is not None:
             raise TypeError(
@@ -150,20 +151,21 @@ class ForeignLoops(EpochLoops):
             if (note_step := method()) is not None:
                 note_step()
 
-        self._unused, self._hook = True, self._optimizer.register_step_post_hook(after_step)
+        self._is_unused = True
+        self._hook = self._optimizer.register_step_post_hook(after_step)
 
     def _note_step(self) -> None:
-        self._unused = False
+        self._is_unused = False
         self._end_run()
 
     def _stop_watching(self) -> None:
-        self._unused = False
         if self._hook is not None:
             self._hook.remove()
+        self._hook, self._is_unused = None, False
 
     def _check_last_release(self) -> None:
         """Raise if `p.grad` still holds a release that no optimizer step has used."""
-        if self._unused:
+        if self._is_unused:
             found = [p.grad for p in self._parameters.values() if p.grad is not None]
             if any(bool(gradient.any()) for gradient in found):
                 raise RuntimeError(

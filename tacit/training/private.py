@@ -121,7 +121,8 @@ class Private(ForeignLoops):
         """
         with self._one_step, self._lots.on_device():
             self._check_turn(lot)
-            self._check_last_release()
+            if self._hook is not None:  # a release of `backward` came before
+                self._check_last_release()
             if self.steps_taken >= self._isolation.next_check:
                 self._check_isolation()
             clip = self._clip()
