@@ -1,11 +1,11 @@
-"""Train privately with Accelerate: `private.backward` replaces `accelerator.backward`.
+"""Train privately with Accelerate: `private.backward()` replaces `accelerator.backward(loss)`.
 
     pip install accelerate
     python examples/accelerate_loop.py
 
-The loop computes its own losses and calls its own optimizer; only the data loader and the backward
-change. A lot that does not fit in memory is split into several microbatches. Before the last one
-there is no gradient, so `optimizer.step()` changes nothing. Keep `gradient_accumulation_steps=1`.
+The loop calls its own optimizer; the data loader and the backward change, and the losses are those
+of `losses_of`. A lot that does not fit in memory is split into microbatches of at most
+`max_microbatch` rows, which are added before the noise. So keep `gradient_accumulation_steps=1`.
 """
 
 import accelerate
@@ -38,11 +38,9 @@ private = tacit.make_private(  # after prepare, when the model is on its device
 )  # fmt: skip
 
 model.train()
-for batch in private.batches():  # instead of: train_dataloader
+for _ in private:  # instead of: train_dataloader
     optimizer.zero_grad()
-    with accelerator.autocast():
-        losses = losses_of(model, batch)
-    private.backward(losses)  # instead of: accelerator.backward(loss)
+    private.backward()  # instead of: accelerator.backward(loss)
     optimizer.step()
 
 with torch.no_grad():

@@ -1,12 +1,12 @@
-"""Train a Lightning module privately: `private.backward` replaces `manual_backward`.
+"""Train a Lightning module privately: `private.backward()` replaces `manual_backward(loss)`.
 
     pip install lightning
     python examples/lightning_loop.py
 
 `configure_optimizers` makes the private run, because Lightning has put the module on its device by
 then. The run is also the train loader: each batch is one lot, and each lot is one step. One pass is
-the whole run, so `max_epochs` is 1. `training_step` returns and logs nothing, because losses are
-private.
+the whole run, so `max_epochs` is 1. `training_step` computes nothing from a lot: the losses are
+those of `loss_fn`, they are private, and nothing is returned or logged.
 """
 
 import lightning
@@ -19,6 +19,11 @@ import tacit
 DELTA = 1e-4
 
 
+def losses_of(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")  # one loss per example
+
+
 class Classifier(lightning.LightningModule):
     def __init__(self, x, y):
         super().__init__()
@@ -29,14 +34,10 @@ class Classifier(lightning.LightningModule):
     def forward(self, x):
         return self.network(x)
 
-    def losses(self, batch):
-        x, y = batch
-        return F.cross_entropy(self(x), y, reduction="none")  # one loss per example
-
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         self.private = tacit.make_private(
-            self, optimizer, self.data, Classifier.losses, batch_size=200, epochs=10,
+            self, optimizer, self.data, losses_of, batch_size=200, epochs=10,
             clip_norm=1.0, epsilon=6.0, delta=DELTA,
         )  # fmt: skip
         return optimizer
@@ -44,10 +45,10 @@ class Classifier(lightning.LightningModule):
     def train_dataloader(self):
         return self.private
 
-    def training_step(self, batch):
+    def training_step(self, _):
         optimizer = self.optimizers()
         optimizer.zero_grad()
-        self.private.backward(self.losses(batch))  # instead of: self.manual_backward(loss)
+        self.private.backward()  # instead of: self.manual_backward(loss)
         optimizer.step()
 
 

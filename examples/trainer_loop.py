@@ -4,9 +4,10 @@
     python examples/trainer_loop.py
 
 The private run is the train loader: each batch is one lot, each lot is one step, one pass is the
-whole run. Losses and the sizes of lots are private, but the Trainer logs the loss, and saves the
-number of operations, which follows from the size of each batch; the overridden methods return zero
-for both. Gradients are already clipped, so the Trainer's own clipping is off.
+whole run. `run.backward()` computes the losses by `losses_of`. Losses and the sizes of lots are
+private, but the Trainer logs the loss, and saves the number of operations, which follows from the
+size of each batch; the overridden methods return zero for both. Gradients are already clipped, so
+the Trainer's own clipping is off.
 """
 
 import tempfile
@@ -29,12 +30,10 @@ class PrivateTrainer(transformers.Trainer):
     def get_train_dataloader(self):
         return self.run
 
-    def training_step(self, model, inputs, *_):
+    def training_step(self, model, *_):
         model.train()
-        with self.compute_loss_context_manager():
-            losses = losses_of(model, inputs)
-        self.run.backward(losses)  # instead of: self.accelerator.backward(loss)
-        return torch.zeros((), device=losses.device)
+        self.run.backward()  # instead of: self.accelerator.backward(loss)
+        return torch.zeros((), device=self.args.device)
 
     def floating_point_ops(self, _):
         return 0

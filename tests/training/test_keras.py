@@ -5,6 +5,7 @@ import runpy
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -51,14 +52,14 @@ MODELS = {
 }
 
 
-def private(model, *, steps=3):
+def private(model, *, steps=3, seed=None):
     torch.manual_seed(0)
     shape = model.input_shape[1:]
     x = torch.randint(0, 20, (60, *shape)) if shape == (7,) else torch.randn(60, *shape)
     return tacit.make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.1), (x, torch.randint(0, 3, (60,))),
         lambda m, b: F.cross_entropy(m(b[0], training=True), b[1], reduction="none"),
-        batch_size=16, steps=steps, clip_norm=1.0, noise_multiplier=1.0,
+        batch_size=16, steps=steps, clip_norm=1.0, noise_multiplier=1.0, seed=seed,
     )  # fmt: skip
 
 
@@ -72,6 +73,36 @@ def test_models_are_trained(name):
             run.step(lot)
         assert run.isolation.startswith("tested, ")
         assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+class Lots(keras.Sequential):
+    """Trained by the loop of Keras, which fetches ahead: so its data are a number for each lot."""
+
+    def train_step(self, _):
+        next(self.lots)
+        self.zero_grad()
+        self.run.backward()
+        self.run_optimizer.step()
+        return {}
+
+
+def test_the_loop_of_keras_takes_the_same_steps():
+    ends = []
+    for is_own in (True, False):
+        keras.utils.set_random_seed(0)
+        model = Lots([keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(3)]).to("cpu")
+        run = model.run = private(model, seed=1)
+        model.run_optimizer = run._optimizer
+        if is_own:
+            for lot in run:
+                run.step(lot)
+        else:
+            model.lots = iter(run)
+            model.compile(optimizer="sgd")  # unused
+            model.fit(np.zeros((len(run), 1)), batch_size=1, epochs=1, verbose=0)
+        assert run.steps_taken == 3
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*ends)
 
 
 def test_batch_normalization_is_refused_by_name():

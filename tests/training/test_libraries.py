@@ -1,6 +1,6 @@
 """Lightning, the Hugging Face Trainer and Accelerate take the steps that `private.step` takes.
 
-The real libraries, with what their users switch on. `test_outside.py` makes the same calls without
+The real libraries, with what their users switch on. `test_foreign.py` makes the same calls without
 them. Install: `pip install lightning transformers accelerate`.
 """
 
@@ -37,8 +37,17 @@ def losses(model, batch):
     return F.cross_entropy(model(batch["x"])["logits"], batch["y"], reduction="none")
 
 
-def run(model, optimizer, **options):
-    return make_private(model, optimizer, records(), losses, **with_speed(OPTIONS | options))
+def losses_of(*, bf16):
+    def loss_fn(model, batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return losses(model, batch)
+
+    return loss_fn
+
+
+def run(model, optimizer, *, bf16=False, **options):
+    loss_fn = losses_of(bf16=bf16)
+    return make_private(model, optimizer, records(), loss_fn, **with_speed(OPTIONS | options))
 
 
 def weights(model):
@@ -54,12 +63,7 @@ def own_steps(kind, *, bf16=False, scheduled=True):
     """Weights after the run, stepped by `private.step`."""
     model = Network()
     optimizer, schedule = optimizer_and_schedule(model, kind)
-
-    def loss_fn(model, batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            return losses(model, batch)
-
-    private = make_private(model, optimizer, records(), loss_fn, **OPTIONS)
+    private = run(model, optimizer, bf16=bf16)
     for lot in private:
         private.step(lot)
         if scheduled:
@@ -84,7 +88,7 @@ def test_lightning_takes_the_same_steps(tmp_path, is_automatic, kind, bf16):
 
         def configure_optimizers(self):
             optimizer, schedule = optimizer_and_schedule(self, kind)
-            self.private = run(self, optimizer)
+            self.private = run(self, optimizer, bf16=bf16)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
         def train_dataloader(self):
@@ -96,18 +100,17 @@ def test_lightning_takes_the_same_steps(tmp_path, is_automatic, kind, bf16):
         def validation_step(self, batch):
             self.log("loss", losses(self, batch).mean())
 
-        def training_step(self, batch):
-            found = losses(self, batch)
+        def training_step(self, _):
             if is_automatic:
-                return found
+                return torch.zeros(())  # for `backward` below; a loss would be private
             self.optimizers().zero_grad()
-            self.private.backward(found)
+            self.private.backward()
             self.optimizers().step()
             self.lr_schedulers().step()
             return None
 
-        def backward(self, found):
-            self.private.backward(found)
+        def backward(self, _):
+            self.private.backward()
 
     module = Module()
     trainer = lightning.Trainer(
@@ -121,13 +124,14 @@ def test_lightning_takes_the_same_steps(tmp_path, is_automatic, kind, bf16):
     assert torch.equal(weights(module), own_steps(kind, bf16=bf16))
 
 
-def test_lightning_cannot_fetch_ahead(tmp_path):
+@pytest.mark.parametrize("is_automatic", [False, True])
+def test_lightning_cannot_accumulate(tmp_path, is_automatic):
     lightning = pytest.importorskip("lightning", reason="pip install lightning")
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.automatic_optimization, self.network = False, Network()
+            self.automatic_optimization, self.network = is_automatic, Network()
 
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -135,20 +139,32 @@ def test_lightning_cannot_fetch_ahead(tmp_path):
             return optimizer
 
         def train_dataloader(self):
-            return self.private.batches()  # has no length, so one more is fetched ahead
+            return self.private
 
-        def training_step(self, batch):
-            self.private.backward(losses(self.network, batch))
+        def training_step(self, _, number):
+            if is_automatic:
+                return torch.zeros(())
+            self.private.backward()
+            if number % 2:  # as its documentation accumulates by hand
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+            return None
 
+        def backward(self, _):
+            self.private.backward()
+
+    module, accumulation = Module(), {"accumulate_grad_batches": 2} if is_automatic else {}
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        **accumulation,
     )  # fmt: skip
-    with pytest.raises(RuntimeError, match="once for every batch"):
-        trainer.fit(Module())
+    with pytest.raises(RuntimeError, match="no optimizer step has used the last release"):
+        trainer.fit(module)
+    assert module.private.steps_taken == 1
 
 
-def private_trainer(folder, kind, *, leaves_losses=False, **arguments):
+def private_trainer(folder, kind, *, bf16=False, **arguments):
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     pytest.importorskip("accelerate", reason="pip install accelerate")
     # Without it, transformers takes the folder tests/datasets for it.
@@ -158,14 +174,9 @@ def private_trainer(folder, kind, *, leaves_losses=False, **arguments):
         def get_train_dataloader(self):
             return self.run
 
-        def training_step(self, model, inputs, *_):
+        def training_step(self, model, *_):
             model.train()
-            with self.compute_loss_context_manager():
-                if leaves_losses:
-                    self.run.backward()  # of loss_fn, as in `private.step`
-                    return torch.zeros(())
-                found = losses(model, inputs)
-            self.run.backward(found)
+            self.run.backward()
             return torch.zeros(())
 
         def floating_point_ops(self, _):
@@ -176,20 +187,19 @@ def private_trainer(folder, kind, *, leaves_losses=False, **arguments):
     arguments = transformers.TrainingArguments(
         str(folder), num_train_epochs=1, use_cpu=True, report_to="none", disable_tqdm=True,
         max_grad_norm=100.0, eval_strategy="steps", eval_steps=2, save_steps=2, logging_steps=1,
-        **arguments,
+        bf16=bf16, **arguments,
     )  # fmt: skip
     trainer = PrivateTrainer(
         model, arguments, optimizers=(optimizer, schedule), eval_dataset=records()
     )
-    trainer.run = run(model, optimizer)
+    trainer.run = run(model, optimizer, bf16=bf16)
     return trainer
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, AdamBC])
-@pytest.mark.parametrize("leaves_losses", [False, True])
-def test_the_trainer_takes_the_same_steps(tmp_path, kind, bf16, leaves_losses):
-    trainer = private_trainer(tmp_path, kind, bf16=bf16, leaves_losses=leaves_losses)
+def test_the_trainer_takes_the_same_steps(tmp_path, kind, bf16):
+    trainer = private_trainer(tmp_path, kind, bf16=bf16)
     trainer.train()
     assert trainer.run.steps_taken == trainer.state.global_step == 6
     assert torch.equal(weights(trainer.model), own_steps(kind, bf16=bf16))
@@ -214,24 +224,33 @@ def test_accelerate_takes_the_same_steps(rows, kind, bf16):
     model = Network()
     optimizer, _ = optimizer_and_schedule(model, kind)
     model, optimizer = accelerator.prepare(model, optimizer)
-    private = run(model, optimizer, max_microbatch=rows)
-    for batch in private.batches():
+    private = run(model, optimizer, bf16=bf16, max_microbatch=rows)
+    for _ in private:
         optimizer.zero_grad()
-        with accelerator.autocast():
-            found = losses(model, batch)
-        private.backward(found)
+        private.backward()
         accelerator.clip_grad_norm_(model.parameters(), 100.0)
         optimizer.step()
-    expected, found = own_steps(kind, bf16=bf16, scheduled=False), weights(model)
-    if rows == 64:
-        model = Network()
-        optimizer, _ = optimizer_and_schedule(model, kind)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        private = run(model, optimizer)
-        for _ in private:
-            private.backward()  # of loss_fn, as in `private.step`
-            optimizer.step()
-            optimizer.zero_grad()
-        assert torch.equal(weights(model), expected)
+    expected = own_steps(kind, bf16=bf16, scheduled=False)
     slack = 1e-3 if kind is AdamBC else 1e-6  # it divides by small numbers
-    assert torch.allclose(found, expected, atol=slack if rows < 64 else 0.0, rtol=0.0)
+    assert torch.allclose(weights(model), expected, atol=slack if rows < 64 else 0.0, rtol=0.0)
+
+
+def test_accelerate_cannot_accumulate():
+    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = Network()
+    optimizer, _ = optimizer_and_schedule(model, torch.optim.SGD)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    private = run(model, optimizer)
+
+    def accumulating():
+        for _ in private:
+            with accelerator.accumulate(model):
+                private.backward()
+                optimizer.step()  # does nothing every second time, as does the next line
+                optimizer.zero_grad()
+
+    with pytest.raises(RuntimeError, match="no optimizer step has used the last release"):
+        accumulating()
+    assert private.steps_taken == 1
