@@ -53,7 +53,8 @@ class LastRelease:
         known = weakref.ref(self)
 
         def note(*_: object) -> None:
-            if (release := known()) is not None:
+            held = (p.grad for p in parameters.values())
+            if (release := known()) is not None and any(g is not None for g in held):
                 release._is_early = not changes.is_begun  # else by another run, or noticed
 
         self._at_start = optimizer.register_step_post_hook(note)

@@ -468,7 +468,7 @@ def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
     def fail(*_):
         raise BudgetExceeded("spent")
 
-    monkeypatch.setattr(case.private, "_pay", fail)
+    monkeypatch.setattr(case.private._bill, "pay", fail)
     with pytest.raises(BudgetExceeded):
         case.private.step(lot)
     assert all(p.grad is None for p in case.model.parameters())
