@@ -33,7 +33,10 @@ class IncompatibleModel(TacitError):
 
 
 class LearningStep(TacitError, ValueError):
-    """A step in front of a private estimator learns from the records unpaid, or may mix them."""
+    """A step before a private estimator or beside a private run learns from the records unpaid.
+
+    Before an estimator, it may also mix them.
+    """
 
 
 class ProgramError(TacitError, RuntimeError):

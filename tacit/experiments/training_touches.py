@@ -53,6 +53,9 @@ def step_touches(settings_of: str, info: Mapping[str, Any]) -> Iterator[Touch]: 
     for repaid in info.get("repaid", ()):
         how = f"steps that were lost at a restart and taken again beyond the reserve: {repaid}"
         yield Touch(what="training", how=how, cost="paid")
+    for reason in info.get("public_changes", ()):
+        how = f"weights changed beside the run, declared public: {reason}"
+        yield Touch(what="training", how=how, cost="public")
     how = (
         f"none in this run: settings are those of {settings_of}; if they were chosen by looking at "
         "these records, that is not in the bill"

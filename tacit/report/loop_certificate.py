@@ -60,6 +60,7 @@ def certify(
         )
     if not private.steps_taken:
         raise ValueError("the run has taken no step, so there is nothing to certify yet.")
+    private.require_unchanged()
     if math.isinf(private.epsilon(delta=delta)):
         raise ValueError(
             f"the run has no guarantee, so it gets no certificate. Its event: {private.event}."
@@ -103,6 +104,9 @@ def _touches(private: "Private") -> list[dict[str, str]]:
     ]
     lost = (f"training: lost steps, taken again: {one}" for one in private.info.get("repaid", ()))
     found += [{"what": what, "paid": "paid"} for what in lost]
+    for reason in private.info.get("public_changes", ()):
+        what = f"training: weights changed beside the run, declared public: {reason}"
+        found.append({"what": what, "paid": "public"})
     if private.event != private.training_event:
         what = "other releases that were planned with the run, which the events list first"
         found.append({"what": what, "paid": "paid"})

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from tacit._check import in_open_unit
 from tacit.training.clip import trainable
 from tacit.training.distributed import like_parameter
+from tacit.training.weight_changes import mark
 
 
 class EMA:
@@ -60,9 +61,11 @@ class EMA:
         kept = {name: p.detach().clone() for name, p in current.items()}
         try:
             _copy(self._means, current)
+            mark(self._model)
             yield self._model
         finally:
             _copy(kept, current)
+            mark(self._model)
 
     def state_dict(self) -> dict[str, object]:
         """Return copies of the mean weights and the update count, for `load_state_dict`."""

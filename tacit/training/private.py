@@ -30,6 +30,7 @@ from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.payments import Payments
 from tacit.training.plan import TrainingPlan
 from tacit.training.turns import Turns
+from tacit.training.weight_changes import changes_of
 from tacit.training.withheld_errors import ErrorGuard
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Private:
         self._guard, self._ranks, self._reports, self._mean = guard, ranks, reports, mean
         self._position = Position(plan.steps, (1.0,) * len(plan.clip.clip_norms))
         self._bill, self._turns = Payments(ledger, plan), Turns()
-        self._release = LastRelease(optimizer, parameters.values())
+        self._changes = changes_of(model)
+        self._release = LastRelease(optimizer, parameters, self._changes)
         self._checkpoint, self._seeded = checkpoint, lots.key if is_reproducible else None
         self._salt = Key.fresh()  # of the hash of the records
         self._priced: dict[tuple[Event, float], float] = {}
@@ -125,6 +127,7 @@ class Private:
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)
             self._release.require_used(self.steps_taken)
+            self._changes.begin_or_require_unchanged()
             clip = self._clip()
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
@@ -133,6 +136,8 @@ class Private:
                 total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)
             deferred = self._lot_sum.deferred() if defer else None
             self._pay_and_release(total, drawn, clip, update=update, deferred=deferred)
+            if not update:
+                self._release.watch(self._changes.require_unchanged, self._moved_by_release)
 
     def _pay_and_release(
         self,
@@ -183,7 +188,7 @@ class Private:
             if self._reports is not None:
                 self._reports.release_loss(total.loss, noise=self._noise, step=step)
             if update:
-                self.end_turn()
+                self._moved_by_release()
         if self._reports is not None and self._ranks.rank == 0:
             self._reports.report(self, step)
 
@@ -231,12 +236,26 @@ class Private:
             )
         self.step(self._turns.lot, update=False)
         self._turns.lot = None
-        self._release.watch(self.end_turn)
+        self._release.is_unused = True
 
-    def end_turn(self) -> None:
-        """Set the model to the mean of its last weights if the run is over and averages them."""
+    def _moved_by_release(self) -> None:
+        """After a release has moved the weights: average them if the run is over, and mark them."""
         if self._mean is not None and self.steps_taken == self.steps:
             self._mean.apply_at_end(self.steps_taken)
+        self._changes.mark()
+
+    def declare_public_change(self, reason: str) -> None:
+        """State that no private record had a part in what was changed of the model up to now.
+
+        A run stops where something other than itself has changed parameters or saved buffers (see
+        `weight_changes`). After this call it goes on, and its certificate states `reason`.
+        """
+        self._changes.declare(reason)
+        self._release.allow()
+
+    def require_unchanged(self) -> None:
+        """Raise `LearningStep` if something other than this run has changed the model."""
+        self._changes.require_unchanged(model=self._model)
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs of the run, each of which yields its lots.
@@ -258,7 +277,8 @@ class Private:
         it, or before the last steps, the model stays as it is. Call this between steps: after the
         last one, it sets the model to the mean for good, if leaving the loop has not done so.
         """
-        self.end_turn()
+        if self._mean is not None and self.steps_taken == self.steps:
+            self._mean.apply_at_end(self.steps_taken)
         if self._mean is None or not self._mean.updates:
             yield self._model
             return
@@ -340,7 +360,8 @@ class Private:
 
         If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
         is the noise of the gradient's sum. `reserve` counts steps that are paid for a restart,
-        `repaid` describes lost steps that were paid beyond them.
+        `repaid` describes lost steps that were paid beyond them. `public_changes` are the reasons
+        given to `declare_public_change`.
         """
         plan, repaid = self._plan, [str(event) for event in self._bill.repaid.values()]
         return {
@@ -348,6 +369,7 @@ class Private:
             **({"gradient_factor": factor} if (factor := plan.gradient_factor) > 1 else {}),
             **({"reserve": plan.reserve} if plan.reserve else {}),
             **({"repaid": repaid} if repaid else {}),
+            **({"public_changes": declared} if (declared := list(self._changes.declared)) else {}),
             "step": self.steps_taken,
             "steps": self.steps,
             "clip_norms": list(self._clip().clip_norms),

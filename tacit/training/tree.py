@@ -19,6 +19,11 @@ from torch import Tensor, nn
 
 Batch = Any  # whatever the user's collate function makes: nothing narrower is true of it
 LossFn = Callable[[nn.Module, Batch], Tensor]
+CALLED_AS = (
+    "loss_fn is called as loss_fn(model, batch), where batch is what the data set and collate_fn "
+    "give, and returns one loss per example; a module such as CrossEntropyLoss() takes other "
+    "arguments."
+)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:

@@ -56,7 +56,7 @@ class Turns:
             if mine == self._loop:  # an older loop holds nothing
                 self.lot = None
                 run._release.forget()
-                run.end_turn()  # the loop is over or was left, so the optimizer has stepped
+        run.require_unchanged()
         if run.steps_taken == run.steps:
             keep(run)
 

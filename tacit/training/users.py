@@ -197,9 +197,10 @@ class UserRecords(_OfUsers):
     def blanks(self) -> list[Batch]:
         """Return a batch of one user for every number of slots that a user may have."""
         self._inner.blanks()  # raises if records have different shapes
-        widths = sorted({min(self._most, 1 << k) for k in range(self._most.bit_length() + 1)})
+        most = min(self._most, len(self._inner))
+        widths = sorted({min(most, 1 << k) for k in range(most.bit_length() + 1)})
         whole = map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
-        wider = map_rows(lambda t: t[:, :1].expand(1, self._most, *t.shape[2:]), whole)
+        wider = map_rows(lambda t: t[:, :1].expand(1, most, *t.shape[2:]), whole)
         return [map_rows(lambda t, n=n: t[:, :n].clone(), wider) for n in widths]
 
     def in_parts(self, indices: Indices) -> list[Indices]:

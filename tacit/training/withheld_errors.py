@@ -30,7 +30,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from tacit.errors import IncompatibleModel, ProgramError
-from tacit.training.tree import is_out_of_memory, name_of_kind
+from tacit.training.tree import CALLED_AS, is_out_of_memory, name_of_kind
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -50,11 +50,6 @@ _WITHHELD = (
     "The text of the error is withheld because it may quote records; make_private(..., debug=True) "
     "shows it. Nothing was released."
 )
-_HINTS: dict[type[BaseException], str] = {  # what is most often wrong, by kind of error
-    TypeError: " loss_fn is called as loss_fn(model, batch), where batch is what the data set and "
-    "collate_fn give, and returns one loss per example; a module such as CrossEntropyLoss() takes "
-    "other arguments."
-}
 _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the block, not errors in it
 
 
@@ -120,7 +115,7 @@ def described(error: BaseException, files: frozenset[str]) -> BaseException:
         kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
         return kind(f"out of memory in {_stage(error)}{text}")
     stage = _stage(error)
-    hint = _HINTS.get(type(error), "") if stage == _OTHERWISE else ""
+    hint = f" {CALLED_AS}" if type(error) is TypeError and stage == _OTHERWISE else ""
     return ProgramError(f"{stage} raised {name_of_kind(type(error))}{text}{hint}")
 
 

@@ -1,20 +1,12 @@
 """Both ways to sum, for every kind of model, clip rule and batch, equal the loop in float64."""
 
-import importlib.util
-from pathlib import Path
-
+import looped_reference as reference
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Automatic, Flat, PerGroup, PerLayer, clipped_sum
-
-_SPEC = importlib.util.spec_from_file_location(
-    "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
-)
-reference = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(reference)
 
 WAYS = {"traced": clipped_sum, "alone": reference.alone}
 

@@ -3,16 +3,12 @@
 `make_private` must accept each of them, on every seed: a refusal would be an unpaid release.
 """
 
-import itertools
 import random
-import tempfile
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
-from mixing_cases import CLASSES, RECORDS, WIDTH, Case, ce, data, model
+from mixing_cases import CLASSES, WIDTH, Case, ce, data, model
 from torch import nn
 from torch.nn import functional as F
 
@@ -57,34 +53,12 @@ def losses_are_logged():
 
 
 @program
-def a_coefficient_that_grows_with_the_calls():
-    calls = [0]
-
-    def loss(m, x, y):
-        calls[0] += 1
-        out = m(x)
-        return ce(out, y) + min(1.0, calls[0] / 50) * out.square().mean(1)
-
-    return loss
-
-
-@program
 def gradient_penalty():
     def loss(m, x, y):
         x = x.clone().requires_grad_()
         losses = ce(m(x), y)
         (g,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
         return losses + 0.1 * g.square().sum(1)
-
-    return loss
-
-
-@program
-def adversarial_training():
-    def loss(m, x, y):
-        x = x.clone().requires_grad_()
-        (g,) = torch.autograd.grad(ce(m(x), y).sum(), x)
-        return ce(m((x + 0.1 * g.sign()).detach()), y)
 
     return loss
 
@@ -143,73 +117,6 @@ def experts_chosen_for_each_row():
 
 
 @program
-def masked_padding():
-    g = torch.Generator().manual_seed(0)
-    sizes = torch.randint(2, 12, (RECORDS,), generator=g).tolist()
-    records = [(torch.randn(n, WIDTH, generator=g), i % CLASSES) for i, n in enumerate(sizes)]
-
-    def collate(chosen):
-        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
-        lengths = torch.tensor([len(x) for x, _ in chosen])
-        return x, lengths, torch.tensor([y for _, y in chosen])
-
-    def loss(m, batch):
-        x, lengths, y = batch
-        mask = torch.arange(x.shape[1]) < lengths[:, None]
-        return ce(m((x * mask[..., None]).sum(1) / lengths[:, None]), y)
-
-    return Case(model(), loss, records, "none", collate)
-
-
-@program
-def a_data_set_with_a_cache():
-    x, y = data()
-
-    @lru_cache(maxsize=16)
-    def decode(i):
-        return x[i] * 2
-
-    class Cached(torch.utils.data.Dataset):
-        def __len__(self):
-            return RECORDS
-
-        def __getitem__(self, i):
-            return decode(i), y[i]
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Cached(), "none")
-
-
-@program
-def a_data_set_with_a_cache_in_files():
-    """Each record is converted once, and its file is read from then on."""
-    x, y = data()
-    folder = Path(tempfile.mkdtemp())
-
-    class Converted(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(x)
-
-        def __getitem__(self, i):
-            path = folder / f"{i}.npy"
-            if not path.exists():
-                np.save(path, x[i].numpy() / 2)
-            return torch.from_numpy(np.load(path)), y[i]
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Converted(), "none")
-
-
-@program
-def tangents_of_each_row():
-    """Forward-mode derivatives inside of the loss."""
-
-    def loss(m, x, y):
-        slope = torch.func.jvp(m, (x,), (torch.ones_like(x),))[1]
-        return ce(m(x), y) + 0.1 * slope.square().sum(1)
-
-    return loss
-
-
-@program
 def augmentation_of_each_row():
     def augment(batch):
         x, y = batch
@@ -255,9 +162,6 @@ def losses_of_very_different_size():
     return lambda m, x, y: ce(m(x), y) * (10 * x[:, 0]).exp()
 
 
-CALLS = 0
-
-
 @program
 def a_schedule_in_a_global_of_a_module():
     import clean_programs
@@ -273,15 +177,6 @@ def a_schedule_in_a_global_of_a_module():
     return loss
 
 
-@program
-def tables_cached_by_length():
-    @lru_cache
-    def positions(rows, width):
-        return torch.linspace(0, 1, width).expand(rows, width)
-
-    return lambda m, x, y: ce(m(x + positions(*x.shape)), y)
-
-
 def _jitter(x, y):
     """Draw for each row as often as the row says, as masks of spans do for ragged records."""
     found = [np.random.randn(1 + int(k) % 3).mean() for k in y]  # noqa: NPY002
@@ -291,29 +186,6 @@ def _jitter(x, y):
 @program
 def draws_that_depend_on_the_record():
     return lambda m, x, y: ce(m(x + 0.1 * _jitter(x, y)), y)
-
-
-@program
-def draws_that_depend_on_the_record_twice():
-    """The second round begins where the first one ended, for every row."""
-    return lambda m, x, y: ce(m(x + 0.1 * _jitter(x, y)) + _jitter(x, y), y)
-
-
-@program
-def a_data_set_with_a_generator_of_its_own():
-    class Jittered(torch.utils.data.Dataset):
-        def __init__(self):
-            self.x, self.y = data()
-            self.rng = np.random.default_rng(0)
-
-        def __len__(self):
-            return RECORDS
-
-        def __getitem__(self, i):
-            noise = self.rng.normal(size=1 + int(self.y[i])).mean()
-            return self.x[i] + 0.1 * float(noise), self.y[i]
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Jittered(), "none")
 
 
 @program
@@ -355,53 +227,12 @@ def one_random_mask_for_the_whole_lot():
 
 
 @program
-def one_random_scale_for_the_whole_lot():
-    return lambda m, x, y: ce(m(x * random.uniform(0.5, 2.0)), y)
-
-
-@program
 def noise_with_heavy_tails():
     def loss(m, x, y):
         noise = torch.from_numpy(np.random.standard_cauchy(x.shape)).to(x.dtype)  # noqa: NPY002
         return ce(m(x + 0.1 * noise), y)
 
     return loss
-
-
-@program
-def rows_that_are_dropped_at_random():
-    return lambda m, x, y: ce(m(x), y) * (torch.rand(len(x)) < 0.1) / 0.1
-
-
-@program
-def losses_that_are_infinite_at_random():
-    def loss(m, x, y):
-        losses = ce(m(x), y)
-        return torch.where(torch.rand(len(x)) < 0.05, losses / 0.0, losses)
-
-    return loss
-
-
-@program
-def random_numbers_that_change_nothing():
-    def loss(m, x, y):
-        torch.rand(len(x))
-        return ce(m(x), y)
-
-    return loss
-
-
-@program
-def dropout_in_a_deep_network_in_bfloat16():
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
-    net = nn.Sequential(nn.Linear(WIDTH, 32), *layers, nn.Linear(32, CLASSES)).bfloat16()
-    return Case(net, lambda m, b: ce(m(b[0].bfloat16()).float(), b[1]), data(), "none")
-
-
-@program
-def noise_barely_above_rounding():
-    return lambda m, x, y: ce(m(x * (1 + 1e-6 * torch.randn_like(x))), y)
 
 
 @program
@@ -412,29 +243,6 @@ def crops_of_random_length():
         return ce(m(F.pad(x[:, start : start + width], (0, WIDTH - width))), y)
 
     return loss
-
-
-@program
-def augmentation_by_a_generator_of_its_own():
-    rng = random.Random(0)
-
-    def augment(batch):
-        x, y = batch
-        flips = torch.tensor([rng.random() < 0.5 for _ in range(len(x))])
-        return torch.where(flips[:, None], x.flip(1), x), y
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), data(), "none", augment=augment)
-
-
-class StdConv2d(nn.Conv2d):
-    """Weight standardization as in timm's BiT models: weights become one batch of channels."""
-
-    def forward(self, x):
-        weight = F.batch_norm(
-            self.weight.reshape(1, self.out_channels, -1), None, None,
-            training=True, momentum=0.0, eps=1e-6,
-        ).reshape_as(self.weight)  # fmt: skip
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class ScaledStdConv2d(nn.Conv2d):
@@ -463,16 +271,6 @@ def _standardized(kind, **options):
 
 
 @program
-def timm_standardized_convolutions():
-    return _standardized(StdConv2d)
-
-
-@program
-def timm_standardized_convolutions_in_groups():
-    return _standardized(StdConv2d, groups=4, bias=False)
-
-
-@program
 def timm_scaled_standardized_convolutions():
     return _standardized(ScaledStdConv2d)
 
@@ -482,17 +280,6 @@ def rows_sorted_and_put_back():
     def loss(m, x, y):
         order = x[:, 0].argsort()
         return ce(m(x[order])[order.argsort()], y)
-
-    return loss
-
-
-@program
-def rows_sorted_and_put_back_in_bfloat16():
-    def loss(m, x, y):
-        order = x[:, 0].argsort()
-        with torch.autocast("cpu", torch.bfloat16):
-            out = m(x[order])[order.argsort()]
-        return ce(out.float(), y)
 
     return loss
 
@@ -537,51 +324,6 @@ def only_chosen_experts():
 
 
 @program
-def only_chosen_experts_under_autocast():
-    def loss(m, batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = m(batch[0])
-        return ce(out.float(), batch[1])
-
-    return Case(OnlyChosenExperts(), loss, data(), "none")
-
-
-@program
-def only_chosen_experts_in_bfloat16():
-    net = OnlyChosenExperts().bfloat16()
-    return Case(net, lambda m, b: ce(m(b[0].bfloat16()).float(), b[1]), data(), "none")
-
-
-class PackedGRU(nn.Module):
-    """A recurrent network that sorts its sequences by length."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.rnn, self.out = nn.GRU(2, 5, batch_first=True), nn.Linear(5, CLASSES)
-
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            x, lengths, batch_first=True, enforce_sorted=False
-        )
-        return self.out(self.rnn(packed)[1][-1])
-
-
-@program
-def packed_sequences():
-    g = torch.Generator().manual_seed(0)
-    sizes = torch.randint(1, 9, (RECORDS,), generator=g).tolist()
-    records = [(torch.randn(n, 2, generator=g), i % CLASSES) for i, n in enumerate(sizes)]
-
-    def collate(chosen):
-        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
-        lengths = torch.tensor([len(x) for x, _ in chosen])
-        return x, lengths, torch.tensor([y for _, y in chosen])
-
-    return Case(PackedGRU(), lambda m, b: ce(m(b[0], b[1]), b[2]), records, "none", collate)
-
-
-@program
 def numbers_of_the_operating_system():
     drawn = random.SystemRandom()
 
@@ -589,94 +331,3 @@ def numbers_of_the_operating_system():
         return ce(m(x + torch.tensor([[drawn.gauss(0, 0.1)] for _ in x])), y)
 
     return loss
-
-
-@program
-def noise_from_a_generator_that_cannot_be_put_back():
-    bits = np.random.PCG64(0)
-
-    def loss(m, x, y):
-        noise = np.random.Generator(bits).normal(size=x.shape)
-        return ce(m(x + 0.1 * torch.from_numpy(noise).float()), y)
-
-    return loss
-
-
-@program
-def a_schedule_that_cannot_be_put_back():
-    calls = itertools.count()
-    return lambda m, x, y: ce(m(x), y) * (1 + next(calls) / 50)
-
-
-class Read(torch.utils.data.Dataset):
-    """Records that a function makes of their number."""
-
-    def __init__(self, read):
-        self.read = read
-
-    def __len__(self):
-        return RECORDS
-
-    def __getitem__(self, i):
-        return self.read(i)
-
-
-@program
-def missing_values_that_are_filled_in():
-    x, y = data()
-    x[::7, 0] = torch.nan
-    dataset = Read(lambda i: (x[i].nan_to_num(0.0), y[i]))
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")
-
-
-@program
-def texts_in_an_array_of_objects():
-    x, y = data()
-    texts = np.array([" ".join(map(str, row)) for row in x.tolist()], dtype=object)
-    dataset = Read(lambda i: (torch.tensor([float(v) for v in texts[i].split()]), y[i]))
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")
-
-
-@program
-def records_collated_by_their_number():
-    x, y = data()
-    dataset = Read(lambda i: (int(i), x[i], y[i]))
-
-    def collate(records):
-        by_number = {record[0]: record for record in records}
-        return tuple(torch.stack([r[k] for r in by_number.values()]) for k in (1, 2))
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none", collate)
-
-
-class PaddedEncoder(nn.Module):
-    """A layer of masked attention on records padded to the longest of the lot."""
-
-    def __init__(self, width=32):
-        super().__init__()
-        torch.manual_seed(0)
-        self.into, self.out = nn.Linear(WIDTH, width), nn.Linear(width, CLASSES)
-        self.layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.0, batch_first=True)
-
-    def forward(self, x, padding):
-        hidden = self.layer(self.into(x), src_key_padding_mask=padding)
-        kept = hidden.masked_fill(padding[..., None], 0).sum(1)
-        return self.out(kept / (~padding).sum(1, keepdim=True))
-
-
-@program
-def masked_attention_in_bfloat16():
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(2, 20, (RECORDS,), generator=generator).tolist()
-    records = [(torch.randn(n, WIDTH, generator=generator), i % 3) for i, n in enumerate(lengths)]
-
-    def collate(chosen):
-        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
-        lengths = torch.tensor([len(x) for x, _ in chosen])
-        padding = torch.arange(x.shape[1])[None] >= lengths[:, None]
-        return x.bfloat16(), padding, torch.tensor([y for _, y in chosen])
-
-    def loss(m, batch):
-        return ce(m(batch[0], batch[1]).float(), batch[2])
-
-    return Case(PaddedEncoder().bfloat16(), loss, records, "none", collate)

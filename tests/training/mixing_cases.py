@@ -1,17 +1,16 @@
-"""Programs in which one example sees another, of every kind that we could think of.
+"""Programs in which one example sees another: one of each kind.
 
-Each case is a small training program with a planted fault. `reach` says how many rows of a lot the
-fault touches: "most" rows of every lot, "few" rows or lots, or only "late" in the run. A "faint"
-fault touches all rows, by little compared with their random spread.
+`reach` says how many rows of a lot it touches: "most" rows of every lot, "few" rows or lots, or
+only "late" in the run.
 """
 
 import collections
-import contextvars
-import functools
+import copy
+import itertools
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,24 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, CLASSES, RECORDS = 6, 3, 400
 
 
 @dataclass(frozen=True)
 class Case:
-    """One program: what `make_private` needs, and how far its fault reaches.
-
-    `share` is the share of lots of 64 records in which rows mix, or less.
-    """
+    """One program: what `make_private` needs, and how far its fault reaches."""
 
     model: nn.Module
     loss_fn: Callable[[nn.Module, Any], Tensor]
     dataset: Any
-    reach: Literal["most", "few", "late", "faint"]
+    reach: Literal["most", "few", "late"]
     collate_fn: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any], Any] | None = None
-    share: float = 1.0
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -60,29 +56,21 @@ def ce(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y, reduction="none")
 
 
-def holding(records: int) -> float:
-    """Return the share of lots of 64 that hold at least one of so many records."""
-    return 1 - (1 - 64 / RECORDS) ** records
-
-
-def case(reach: Literal["most", "few", "late", "faint"], share: float = 1.0):
+def case(reach: Literal["most", "few", "late"]):
     """Register a loss `(model, x, y) -> losses` as a case of its own."""
 
     def register(function):
         def build() -> Case:
             made = function()
             if isinstance(made, Case):
-                return replace(made, share=share)
+                return made
             loss_fn = lambda m, batch: made(m, *batch)  # noqa: E731
-            return Case(model(), loss_fn, data(), reach, share=share)
+            return Case(model(), loss_fn, data(), reach)
 
         CASES[function.__name__] = build
         return function
 
     return register
-
-
-# Every row, within the loss -----------------------------------------------------------------------
 
 
 @case("most")
@@ -92,16 +80,6 @@ def class_weights_balanced_in_the_lot():
         return ce(m(x), y) * (len(y) / (CLASSES * counts))[y]
 
     return loss
-
-
-@case("most")
-def centered_by_a_detached_batch_mean():
-    return lambda m, x, y: ce(m(x - x.mean(0).detach()), y)
-
-
-@case("most")
-def scaled_by_the_batch_maximum():
-    return lambda m, x, y: ce(m(x / x.abs().max()), y)
 
 
 @case("most")
@@ -124,16 +102,6 @@ def contrastive_loss():
 
 
 @case("most")
-def mixup_inside_the_loss():
-    return lambda m, x, y: ce(m(0.7 * x + 0.3 * x.roll(1, 0)), y)
-
-
-@case("most")
-def importance_weights_that_sum_to_one():
-    return lambda m, x, y: ce(m(x), y) * x[:, 0].exp() / x[:, 0].exp().sum() * len(x)
-
-
-@case("most")
 def pairwise_ranking_loss():
     def loss(m, x, y):
         score = m(x)[:, 0]
@@ -152,15 +120,6 @@ def only_the_hardest_half_counts():
     def loss(m, x, y):
         losses = ce(m(x), y)
         return losses * (losses >= losses.median().detach())
-
-    return loss
-
-
-@case("most")
-def weighted_by_rank():
-    def loss(m, x, y):
-        losses = ce(m(x), y)
-        return losses * (losses.detach().argsort().argsort() + 1) / len(x)
 
     return loss
 
@@ -191,46 +150,6 @@ def running_sum_down_the_batch():
 
 
 @case("most")
-def gradients_centered_by_a_hook():
-    def loss(m, x, y):
-        hidden = m[0](x)
-        hidden.register_hook(lambda g: g - g.mean(0))
-        return ce(m[2](m[1](hidden)), y)
-
-    return loss
-
-
-class _CenteredAtTimes(torch.autograd.Function):
-    """The identity, whose gradients are centered over the rows if the coin says so."""
-
-    @staticmethod
-    def forward(ctx, x, coin):
-        ctx.coin = coin
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g - ctx.coin * g.mean(0), None
-
-
-def _centered_by_chance(m, x, y):
-    hidden = _CenteredAtTimes.apply(m[1](m[0](x)), torch.rand(()) < 0.5)
-    return ce(m[2:](hidden), y)
-
-
-@case("most")
-def gradients_are_centered_in_half_of_the_lots():
-    """Losses do not show it."""
-    return _centered_by_chance
-
-
-@case("most")
-def gradients_are_centered_in_half_of_the_lots_before_dropout():
-    net = nn.Sequential(*model()[:2], nn.Dropout(0.3), nn.Linear(8, CLASSES))
-    return Case(net, lambda m, b: _centered_by_chance(m, *b), data(), "most")
-
-
-@case("most")
 def dropout_seeded_by_the_batch():
     def loss(m, x, y):
         g = torch.Generator().manual_seed(int(x.sum().abs() * 1e4))
@@ -250,9 +169,6 @@ def a_layer_with_batch_statistics_of_its_own():
     return Case(net, lambda m, b: ce(m(b[0]), b[1]), data(), "most")
 
 
-# Outside the loss ---------------------------------------------------------------------------------
-
-
 def _ragged() -> list[tuple[Tensor, int]]:
     g = torch.Generator().manual_seed(0)
     sizes = torch.randint(2, 12, (RECORDS,), generator=g).tolist()
@@ -267,52 +183,6 @@ def padding_to_the_longest_record():
         return x, torch.tensor([y for _, y in records])
 
     return Case(model(), lambda m, b: ce(m(b[0].mean(1)), b[1]), _ragged(), "most", collate)
-
-
-def _padded(records):
-    x = nn.utils.rnn.pad_sequence([x for x, _ in records], batch_first=True)
-    is_real = nn.utils.rnn.pad_sequence([torch.ones(len(x), 1) for x, _ in records], True)
-    return x, is_real, torch.tensor([y for _, y in records])
-
-
-def _one_in_ten_sees_padding(m, batch):
-    """Return losses of means over the real entries, for one row in ten over the padding as well."""
-    x, is_real, y = batch
-    sees = x[:, 0, 0] > 2.28  # a standard deviation of 1 around 1
-    count = torch.where(sees[:, None], x.shape[1], is_real.sum(1))
-    return ce(m(x.sum(1) / count), y)
-
-
-def _even() -> list[tuple[Tensor, int]]:
-    """Return records of 2 to 11 entries: most lots of 64 hold several of the longest."""
-    return [(x[:11], y) for x, y in _ragged()]
-
-
-@case("most")
-def one_row_in_ten_sees_the_padding():
-    return Case(model(), _one_in_ten_sees_padding, _even(), "most", _padded)
-
-
-@case("most")
-def one_row_in_ten_sees_the_padding_before_dropout():
-    net = nn.Sequential(*model(), nn.Dropout(0.3))
-    return Case(net, _one_in_ten_sees_padding, _even(), "most", _padded)
-
-
-@case("few")
-def one_row_in_ten_sees_the_longest_record_of_a_batch_of_one_length():
-    """All batches have twelve entries; those that no record has are cut off by the loss."""
-    last = (torch.zeros(12, WIDTH), 0)
-
-    def loss_fn(m, batch):
-        x, is_real, y = batch
-        longest = int(is_real.sum(1).max())
-        return _one_in_ten_sees_padding(m, (x[:, :longest], is_real[:, :longest], y))
-
-    def collate(records):
-        return tuple(t[:-1] for t in _padded([*records, last]))
-
-    return Case(model(), loss_fn, _even(), "few", collate)
 
 
 @case("most")
@@ -335,36 +205,6 @@ def augmentation_mixes_rows():
 
 
 @case("most")
-def augmentation_pastes_from_the_neighbor():
-    def augment(batch):
-        x, y = batch
-        return torch.cat([x[:, :3], x.roll(1, 0)[:, 3:]], 1), y
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), data(), "most", augment=augment)
-
-
-@case("most")
-def a_data_set_that_blends_with_the_record_before():
-    class Blending(torch.utils.data.Dataset):
-        def __init__(self):
-            self.x, self.y = data()
-            self.last = torch.zeros(WIDTH)
-
-        def __len__(self):
-            return RECORDS
-
-        def __getitem__(self, i):
-            blended = self.x[i] + 0.5 * self.last
-            self.last = self.x[i]
-            return blended, self.y[i]
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Blending(), "most")
-
-
-# Python state between calls -----------------------------------------------------------------------
-
-
-@case("most")
 def a_running_sum_in_a_closure():
     total = [torch.zeros(WIDTH)]
 
@@ -377,45 +217,12 @@ def a_running_sum_in_a_closure():
 
 
 @case("most")
-def a_memory_bank_of_past_rows():
-    class Bank(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.past = model(), []
-
-        def forward(self, x):
-            out = self.net(x)
-            if self.past:
-                out = out + 0.2 * torch.cat(self.past[-4:]).mean(0)
-            self.past.append(out.detach())
-            return out
-
-    return Case(Bank(), lambda m, b: ce(m(b[0]), b[1]), data(), "most")
-
-
-@case("most")
 def a_number_read_out_and_kept():
     kept = {"scale": 1.0}
 
     def loss(m, x, y):
         losses = ce(m(x), y) * kept["scale"]
         kept["scale"] = 0.9 * kept["scale"] + 0.1 * float(x[:, 0].abs().mean())
-        return losses
-
-    return loss
-
-
-SEEN = np.zeros(WIDTH)
-
-
-@case("most")
-def a_global_array_of_statistics():
-    SEEN[:] = 0
-
-    def loss(m, x, y):
-        global SEEN
-        losses = ce(m(x - torch.tensor(SEEN, dtype=x.dtype)), y)
-        SEEN = 0.5 * SEEN + 0.5 * x.mean(0).numpy()
         return losses
 
     return loss
@@ -438,9 +245,6 @@ def a_buffer_of_running_statistics():
     return Case(Running(), lambda m, b: ce(m(b[0]), b[1]), data(), "most")
 
 
-TOTAL = torch.zeros(WIDTH)
-
-
 @case("most")
 def a_sum_in_a_global_of_a_module():
     """The module is reached by its name, as `statistics.total` would be."""
@@ -459,45 +263,6 @@ def a_sum_in_a_global_of_a_module():
 
 
 @case("most")
-def a_statistic_cached_by_the_length_of_the_lot():
-    """The first lot of each size decides how all later lots of this size are centered."""
-    current = []
-
-    @functools.lru_cache
-    def center(rows):
-        return current[-1].mean(0)
-
-    def loss(m, x, y):
-        current.append(x)
-        losses = ce(m(x - center(len(x))), y)
-        current.clear()
-        return losses
-
-    return loss
-
-
-@case("most")
-def a_statistic_in_a_default_argument():
-    def loss(m, x, y, seen=[torch.zeros(WIDTH)]):  # noqa: B006, B008  # the fault
-        losses = ce(m(x - seen[0]), y)
-        seen[0] = x.detach().mean(0)
-        return losses
-
-    return loss
-
-
-@case("most")
-def a_statistic_on_the_function_itself():
-    def loss(m, x, y):
-        losses = ce(m(x - loss.mean), y)
-        loss.mean = x.detach().mean(0)
-        return losses
-
-    loss.mean = torch.zeros(WIDTH)
-    return loss
-
-
-@case("most")
 def a_running_mean_in_a_generator():
     """Its local variables cannot be put back."""
 
@@ -509,19 +274,6 @@ def a_running_mean_in_a_generator():
     mean = running()
     next(mean)
     return lambda m, x, y: ce(m(x - mean.send(x.detach().mean(0))), y)
-
-
-@case("most")
-def a_statistic_in_a_context_variable():
-    kept = contextvars.ContextVar("mean")
-    kept.set(torch.zeros(WIDTH))
-
-    def loss(m, x, y):
-        losses = ce(m(x - kept.get()), y)
-        kept.set(x.detach().mean(0))
-        return losses
-
-    return loss
 
 
 @case("most")
@@ -550,59 +302,6 @@ def a_queue_of_negatives():
 
 
 @case("most")
-def a_data_set_that_normalizes_as_it_reads():
-    class Running(torch.utils.data.Dataset):
-        def __init__(self):
-            self.x, self.y = data()
-            self.mean, self.count = 0.0, 0
-
-        def __len__(self):
-            return RECORDS
-
-        def __getitem__(self, i):
-            self.count += 1
-            self.mean += (float(self.x[i].mean()) - self.mean) / self.count
-            return self.x[i] - self.mean, self.y[i]
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Running(), "most")
-
-
-# Random numbers, order and types ------------------------------------------------------------------
-
-
-@case("most")
-def the_first_row_seeds_the_dropout_of_all():
-    def loss(m, x, y):
-        torch.manual_seed(int(x[0, 0].abs() * 1e6))
-        return ce(m(F.dropout(x, 0.5)), y)
-
-    return loss
-
-
-@case("most")
-def classes_are_balanced_and_draws_depend_on_the_records():
-    """A row draws a number of times that depends on it, so that random numbers do not line up."""
-
-    def loss(m, x, y):
-        noise = [np.random.randn(int(3 + k)).mean() for k in y]  # noqa: NPY002
-        counts = torch.bincount(y, minlength=CLASSES).clamp(min=1)
-        shift = torch.tensor(noise, dtype=x.dtype)[:, None]
-        return ce(m(x + 0.01 * shift), y) / counts[y]
-
-    return loss
-
-
-@case("most")
-def the_nearest_other_row_is_pulled_closer():
-    def loss(m, x, y):
-        out = m(x)
-        distances = torch.cdist(x, x) + 1e9 * torch.eye(len(x))
-        return ce(out, y) + (out - out[distances.argmin(1)].detach()).square().mean(1)
-
-    return loss
-
-
-@case("most")
 def experts_with_a_limited_capacity():
     """Rows beyond an expert's capacity are dropped, in the order of the lot."""
 
@@ -623,92 +322,14 @@ def labels_smoothed_by_the_frequencies_in_the_lot():
     return loss
 
 
-# Few rows or lots ---------------------------------------------------------------------------------
-
-
 @case("few")
-def the_last_row_sees_the_first():
-    def loss(m, x, y):
-        seen = torch.zeros_like(x)
-        seen[-1] = x[0]
-        return ce(m(x + seen), y)
-
-    return loss
-
-
-@case("few", 0.9)
-def rows_of_the_rarest_class_are_averaged():
-    def loss(m, x, y):
-        rare = (y == 2) & (x[:, 0] > 1)
-        mean = x[rare].mean(0) if bool(rare.any()) else x.new_zeros(WIDTH)
-        return ce(m(torch.where(rare[:, None], mean, x)), y)
-
-    return loss
-
-
-@case("few", holding(int((data()[0][:, 0] > 2.4).sum())))
 def a_rare_record_rescales_the_lot():
     return lambda m, x, y: ce(m(x * (1 + (x[:, 0] > 2.4).any().float())), y)
 
 
-@case("few", holding(int((data()[0][:, 1] > 2.2).sum())))
-def the_row_after_a_rare_one_sees_it():
-    def loss(m, x, y):
-        before = x.roll(1, 0)
-        return ce(m(x + before * (before[:, 1:2] > 2.2)), y)
-
-    return loss
-
-
-@case("few", 0.2)
-def only_large_lots_are_normalized():
-    return lambda m, x, y: ce(m(x - x.mean(0) if len(x) > 68 else x), y)
-
-
-@case("few", holding(4))
-def one_record_changes_the_type_of_the_lot():
-    """Halves are rounded down unless a record of the lot holds a fraction."""
-    x, y = data()
-    records = [(row.round().int().tolist(), int(k)) for row, k in zip(x, y, strict=True)]
-    for i in range(0, RECORDS, 100):
-        records[i] = ([v + 0.5 for v in records[i][0]], records[i][1])
-
-    def collate(chosen):
-        x = torch.tensor([row for row, _ in chosen])
-        halves = x / 2 if x.is_floating_point() else (x // 2).float()
-        return halves, torch.tensor([k for _, k in chosen])
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), records, "few", collate)
-
-
-@case("few", holding(1))
-def one_record_that_fails_changes_how_the_lot_is_read():
-    x, y = data()
-    records = [(row, int(k)) for row, k in zip(x, y, strict=True)]
-    records[11] = (torch.full((WIDTH,), torch.inf), 1)
-
-    def collate(chosen):
-        rows = torch.stack([row for row, _ in chosen])
-        try:
-            torch.linalg.cholesky(rows.T @ rows + torch.eye(WIDTH))
-        except (RuntimeError, ValueError):
-            rows = rows.nan_to_num(0, 0, 0).sign()
-        return rows, torch.tensor([k for _, k in chosen])
-
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), records, "few", collate)
-
-
 @case("few")
-def extreme_values_are_cut_at_a_quantile_of_the_lot():
-    return lambda m, x, y: ce(m(x.clamp(max=x.quantile(0.995))), y)
-
-
-@case("few", 0.1)
 def only_small_lots_are_centered():
     return lambda m, x, y: ce(m(x - x.mean(0) if len(x) < 56 else x), y)
-
-
-# Late ---------------------------------------------------------------------------------------------
 
 
 @case("late")
@@ -723,63 +344,9 @@ def mixing_begins_after_some_calls():
 
 
 @case("late")
-def a_statistic_that_is_used_after_a_warm_up():
-    class Warm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.calls, self.mean = model(), 0, torch.zeros(WIDTH)
-
-        def forward(self, x):
-            self.calls += 1
-            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-            return self.net(x - self.mean if self.calls > 60 else x)
-
-    return Case(Warm(), lambda m, b: ce(m(b[0]), b[1]), data(), "late")
-
-
-@case("late", 0.1)
 def mixing_by_chance():
     def loss(m, x, y):
         return ce(m(x + 0.5 * x.roll(1, 0) if random.random() < 0.1 else x), y)
-
-    return loss
-
-
-@case("late")
-def gradients_are_centered_late():
-    """Losses do not show it."""
-    calls = [0]
-
-    def loss(m, x, y):
-        calls[0] += 1
-        hidden = m[0](x)
-        if calls[0] > 60 and hidden.requires_grad:
-            hidden.register_hook(lambda g: g - g.mean(0))
-        return ce(m[2](m[1](hidden)), y)
-
-    return loss
-
-
-@case("late")
-def rows_are_mixed_once_the_model_has_moved():
-    def loss(m, x, y):
-        has_moved = not hasattr(m, "start") or not torch.equal(m.start, m[2].bias)
-        return ce(m(x + 0.5 * x.roll(1, 0) if has_moved else x), y)
-
-    net = model()
-    net.register_buffer("start", net[2].bias.detach().clone())
-    return Case(net, lambda m, b: loss(m, *b), data(), "late")
-
-
-@case("most")
-def a_scaler_fitted_to_the_first_lot():
-    fitted = []
-
-    def loss(m, x, y):
-        if not fitted:
-            fitted.append((x.detach().mean(0), x.detach().std(0)))
-        mean, std = fitted[0]
-        return ce(m((x - mean) / std), y)
 
     return loss
 
@@ -797,19 +364,368 @@ def memory_that_shows_in_gradients_alone():
 
 
 @case("most")
-def statistics_refreshed_every_fourth_call():
-    state = {"mean": 0.0, "calls": 0}
+def only_lots_of_usual_size_are_centered():
+    return lambda m, x, y: ce(m(x - x.mean(0) if 58 <= len(x) <= 104 else x), y)
+
+
+# Few digits, which hide small differences ---------------------------------------------------------
+
+
+def autocast(change, weight=lambda y: 1.0):
+    """Return a loss whose model computes in bfloat16 on changed rows."""
 
     def loss(m, x, y):
-        losses = ce(m(x - state["mean"]), y)
-        state["calls"] += 1
-        if state["calls"] % 4 == 0:
-            state["mean"] = x.detach().mean(0)
-        return losses
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(change(x))
+        return ce(out.float(), y) * weight(y)
+
+    return loss
+
+
+def balanced(y):
+    counts = torch.bincount(y, minlength=CLASSES).clamp(min=1)
+    return (len(y) / (CLASSES * counts))[y]
+
+
+def float8(x):
+    return x.to(torch.float8_e4m3fn).to(x.dtype)
+
+
+@case("most")
+def half_weight_mixup_in_bfloat16():
+    return autocast(lambda x: 0.5 * x + 0.5 * x.roll(1, 0))
+
+
+@case("most")
+def a_bfloat16_model_sees_the_row_before():
+    net = model().bfloat16()
+    return Case(
+        net, lambda m, b: ce(m((b[0] + 0.4 * b[0].roll(1, 0)).bfloat16()).float(), b[1]), data(),
+        "most",
+    )  # fmt: skip
+
+
+@case("most")
+def float8_rows_and_class_weights():
+    return lambda m, x, y: ce(m(float8(x)), y) * balanced(y)
+
+
+def noisy(loss):
+    """Return a loss with noise from a generator that cannot be found and put back."""
+    bits = np.random.PCG64(0)
+
+    def with_noise(m, x, y):
+        noise = np.random.Generator(bits).normal(size=x.shape)
+        return loss(m, x, y, torch.from_numpy(noise).float())
+
+    return with_noise
+
+
+@case("most")
+def mixup_and_noise_that_cannot_be_repeated():
+    return noisy(lambda m, x, y, n: ce(m(0.5 * x + 0.5 * x.roll(1, 0) + 0.1 * n), y))
+
+
+# Hard to see --------------------------------------------------------------------------------------
+
+
+def over(loss, net, **options):
+    return Case(net, lambda m, b: loss(m, *b), data(), "most", **options)
+
+
+def plain(m, b):
+    return ce(m(b[0]), b[1])
+
+
+@case("most")
+def lots_of_even_size_are_centered():
+    return lambda m, x, y: ce(m(x - x.mean(0) if len(x) % 2 == 0 else x), y)
+
+
+@case("most")
+def cutmix_by_numpy_in_half_of_the_lots():
+    def loss(m, x, y):
+        if np.random.random() < 0.5:  # noqa: NPY002
+            cut = np.random.randint(1, WIDTH)  # noqa: NPY002
+            x = torch.cat([x[:, :cut], x.flip(0)[:, cut:]], 1)
+        return ce(m(x), y)
 
     return loss
 
 
 @case("most")
-def only_lots_of_usual_size_are_centered():
-    return lambda m, x, y: ce(m(x - x.mean(0) if 58 <= len(x) <= 104 else x), y)
+def collate_drops_records_that_are_alike_and_repeats_others():
+    def collate(records):
+        kept = {int(4 * x[0]): (x, y) for x, y in records}
+        rows = list(itertools.islice(itertools.cycle(kept.values()), len(records)))
+        return torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
+
+    return Case(model(), plain, torch.utils.data.TensorDataset(*data()), "most", collate)
+
+
+@case("most")
+def quantized_by_the_largest_value_of_the_lot():
+    def loss(m, x, y):
+        scale = x.detach().abs().max() / 7
+        return ce(m(torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -8, 7)), y)
+
+    return loss
+
+
+@case("most")
+def a_sparse_graph_of_similar_rows():
+    def loss(m, x, y):
+        near = (torch.cdist(x, x) < 2.5).float()
+        weights = (near / near.sum(1, keepdim=True)).detach().to_sparse()
+        return ce(m(torch.sparse.mm(weights, x)), y)
+
+    return loss
+
+
+@case("most")
+def a_mapped_function_that_sees_the_whole_lot():
+    def loss(m, x, y):
+        return ce(m(torch.func.vmap(lambda row: row - x.mean(0))(x)), y)
+
+    return loss
+
+
+@case("most")
+def tangents_of_the_sum_of_all_losses():
+    def loss(m, x, y):
+        slope = torch.func.jvp(lambda z: ce(m(z), y).sum(), (x,), (torch.ones_like(x),))[1]
+        return ce(m(x), y) * (1 + slope.detach().abs())
+
+    return loss
+
+
+@case("most")
+def a_compiled_block_that_centers():
+    class Block(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    net = model()
+    block = torch.compile(Block(), backend="eager", dynamic=True)
+    return over(lambda m, x, y: ce(m(block(x)), y), net)
+
+
+class Normalized(torch.autograd.Function):
+    """The identity, whose gradient is divided by its norm over the whole lot."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.norm()
+
+
+@case("most")
+def gradients_are_normalized_over_the_lot():
+    return lambda m, x, y: ce(m[2](Normalized.apply(m[1](m[0](x)))), y)
+
+
+@case("most")
+def a_hook_of_a_layer_divides_gradients_by_their_largest():
+    net = model()
+    net[0].register_full_backward_hook(lambda *_: None)
+    net[2].register_full_backward_pre_hook(lambda _, g: (g[0] / g[0].abs().max(),))
+    return over(lambda m, x, y: ce(m(x), y), net)
+
+
+@case("most")
+def straight_through_a_mean():
+    def loss(m, x, y):
+        h = m[0](x)
+        mean = h.mean(0)
+        return ce(m[2](m[1](h + (mean - mean.detach()))), y)
+
+    return loss
+
+
+@case("most")
+def a_lesson_from_a_teacher_that_centers():
+    net, teacher = model(), copy.deepcopy(model()).requires_grad_(False)
+
+    def loss(m, x, y):
+        target = teacher(x)
+        return ce(m(x), y) + (m(x) - (target - target.mean(0))).square().mean(1)
+
+    return over(loss, net)
+
+
+@case("most")
+def sinkhorn_over_the_lot():
+    def loss(m, x, y):
+        q = m(x).exp().T
+        for _ in range(3):
+            q = q / q.sum(1, keepdim=True)
+            q = q / q.sum(0, keepdim=True)
+        return -(q.T.detach() * F.log_softmax(m(x), 1)).sum(1)
+
+    return loss
+
+
+# Unusual ------------------------------------------------------------------------------------------
+
+
+@case("most")
+def time_steps_of_all_rows_in_one_running_sum():
+    def loss(m, x, y):
+        steps = x.view(-1, 2)  # (rows * 3, 2): the time of one row goes on in the next
+        return ce(m((steps.cumsum(0) * 0.1).view_as(x)), y)
+
+    return loss
+
+
+@case("most")
+def columns_are_sorted_and_scattered_back_by_one_order():
+    def loss(m, x, y):
+        order = x[:, 0].argsort()
+        mixed = torch.zeros_like(x).scatter(0, order[:, None].expand_as(x), x.sort(0).values)
+        return ce(m(mixed), y)
+
+    return loss
+
+
+@case("most")
+def a_checkpointed_block_that_centers():
+    def block(x):
+        return x - x.mean(0)
+
+    return lambda m, x, y: ce(m(checkpoint(block, x, use_reentrant=False)), y)
+
+
+class _Centered(torch.autograd.Function):
+    """The identity, whose gradients are centered over the rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g - g.mean(0)
+
+
+@case("most")
+def a_custom_function_that_centers_gradients():
+    return lambda m, x, y: ce(m[2](_Centered.apply(m[1](m[0](x)))), y)
+
+
+@case("most")
+def the_largest_principal_component_is_removed():
+    def loss(m, x, y):
+        axis = torch.linalg.svd(x - x.mean(0), full_matrices=False)[2][0]
+        return ce(m(x - (x @ axis)[:, None] * axis), y)
+
+    return loss
+
+
+@case("most")
+def bins_of_rows_share_their_mean():
+    def loss(m, x, y):
+        place = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+        sums = torch.zeros(4, WIDTH).index_add(0, place, x)
+        counts = torch.bincount(place, minlength=4).clamp(min=1)
+        return ce(m(x - 0.5 * (sums / counts[:, None])[place]), y)
+
+    return loss
+
+
+@case("most")
+def augmentation_whitens_by_the_covariance_of_the_lot():
+    def augment(batch):
+        x, y = batch
+        scale = torch.linalg.inv(torch.linalg.cholesky(x.T @ x / len(x) + torch.eye(WIDTH)))
+        return x @ scale.T, y
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), data(), "most", augment=augment)
+
+
+@case("most")
+def a_recurrent_state_goes_on_from_lot_to_lot():
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell, self.out = nn.GRUCell(WIDTH, 8), nn.Linear(8, CLASSES)
+            self.state = torch.zeros(1, 8)
+
+        def forward(self, x):
+            start = self.state[torch.arange(len(x)) % len(self.state)]
+            state = self.cell(x, start)
+            self.state = state.detach()
+            return self.out(state)
+
+    return Case(Stateful(), lambda m, b: ce(m(b[0]), b[1]), data(), "most")
+
+
+# Random numbers, which differ between lots of two sizes -------------------------------------------
+
+
+def jitter(x, y):
+    """Draw for each row as often as its label says, so that random numbers do not line up."""
+    found = [np.random.randn(1 + int(k)).mean() for k in y]  # noqa: NPY002
+    return 0.1 * torch.tensor(found, dtype=x.dtype)[:, None]
+
+
+@case("most")
+def the_dropout_rate_follows_the_size_of_the_lot():
+    return lambda m, x, y: ce(m(F.dropout(x, len(x) / (len(x) + 30))), y)
+
+
+@case("most")
+def gradients_scaled_by_the_size_behind_dropout():
+    """Losses do not show it."""
+
+    def loss(m, x, y):
+        hidden = m[0](F.dropout(x, 0.3))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda g: g * len(g) / 16)
+        return 0.05 * ce(m[2](m[1](hidden)), y)
+
+    return loss
+
+
+@case("most")
+def mixup_with_a_random_partner():
+    def loss(m, x, y):
+        weight = torch.distributions.Beta(1.0, 1.0).sample()
+        other = torch.randperm(len(x))
+        out = m(weight * x + (1 - weight) * x[other])
+        return weight * ce(out, y) + (1 - weight) * ce(out, y[other])
+
+    return loss
+
+
+@case("most")
+def a_mask_shared_by_the_lot_hides_its_largest_feature():
+    def loss(m, x, y):
+        mask = torch.rand(WIDTH) > 0.3
+        mask[x.abs().sum(0).argmax()] = False
+        return ce(m(x * mask), y)
+
+    return loss
+
+
+@case("most")
+def noise_of_the_spread_of_the_lot():
+    return lambda m, x, y: ce(m(x + torch.randn_like(x) * x.std(0)), y)
+
+
+@case("most")
+def random_pairs_repel_each_other():
+    def loss(m, x, y):
+        out = m(x)
+        other = out[torch.randint(len(x), (len(x),))]
+        return ce(out, y) + torch.exp(-(out - other.detach()).square().sum(1))
+
+    return loss
+
+
+@case("most")
+def centered_rows_and_draws_that_depend_on_the_records():
+    return lambda m, x, y: ce(m(x - x.mean(0) + jitter(x, y)), y)

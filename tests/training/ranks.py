@@ -222,7 +222,6 @@ def other_users(kind):
 
 MODES = {
     "trained": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
-    "traced": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),

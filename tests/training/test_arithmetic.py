@@ -11,10 +11,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from looped_reference import alone
+from looped_reference import alone, set_up
 from scipy import stats
 from slow_cases import one_fast
-from tacit.training.engines import ENGINES, TracedLotSum
 from torch import nn
 
 from tacit import sampling
@@ -28,8 +27,6 @@ from tacit.training.arithmetic import (
     sum_error,
 )
 from tacit.training.gradients import ghost_norm
-from tacit.training.lot_sum import ENGINES, TracedLotSum
-from tacit.training.records import Records
 
 WAYS = ["gram", "keep", "drop"]
 
@@ -129,7 +126,9 @@ def contribution(sums):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["equal", "canceling", "random"])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (2, 10_000, 3), (100, 40, 60)], ids=str)
-def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounded, monkeypatch):
+def test_the_traced_program_contributes_at_most_the_clip_norm(
+    sizes, kind, way, bounded, monkeypatch
+):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     _, inputs, outputs = sizes
     x, g = crafted(kind, *sizes)
@@ -137,21 +136,16 @@ def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounde
     pointwise = nn.Conv1d(inputs, outputs, 1, bias=False)
     convolved = (x.transpose(1, 2).contiguous(), g.transpose(1, 2).contiguous())
     for model, batch in ((linear, (x, g)), (pointwise, convolved)):
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
         assert 0 < contribution(found) <= 1 + 1e-6
 
 
 @pytest.mark.parametrize("inputs", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(inputs):
+def test_the_loop_over_records_contributes_at_most_the_clip_norm(inputs):
     model = nn.Linear(inputs, 1, bias=False)
     batch = torch.full((1, inputs), 1 / 3), torch.full((1, 1), 7.0)
-    if engine == "traced":
-        records = Records(batch, collate_fn=None, device=torch.device("cpu"))
-        strict = TracedLotSum(model, outputs_times, records)
-        found = strict.clipped_sum(strict.read([(0, 0)]), Flat(1.0)).sums
-    else:
-        found = clipped_sum(model, outputs_times, batch, Flat(1.0)).sums
+    found = alone(model, outputs_times, batch, Flat(1.0)).sums
     assert 0.9999 < contribution(found) <= 1 + 1e-6
 
 
@@ -173,8 +167,8 @@ def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
 @pytest.mark.parametrize("clip_norm", [1e-25, 1e-12])
 def test_a_tiny_clip_norm_bounds_squares_below_the_range_of_float32(clip_norm):
     batch = torch.full((1, 1000), 1e-22), torch.ones(1, 1)
-    for engine in ENGINES:
-        found = clipped_sum(nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm))
+    for way in (clipped_sum, alone):
+        found = way(nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm))
         assert contribution(found.sums) <= clip_norm * (1 + 1e-6)
 
 
@@ -261,7 +255,7 @@ def test_factors_at_the_ends_of_the_range_are_clipped(layer, monkeypatch):
 def test_factors_of_all_sizes_are_clipped(layer, way, bounded, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         assert_within_the_clip_norm(layer, dtype, "cpu", range(12), **options)
 
 
@@ -277,16 +271,9 @@ def test_squares_lost_by_wide_factors_are_made_up_for(width, is_input, bounded):
         g = torch.tensor([[1e19], [0.0]])
         model = nn.Linear(width, 1, bias=False) if is_input else nn.Linear(1, width, bias=False)
         batch = (x, g) if is_input else (g, x)
-        options = {"engine": "bookkeeping", "bounded": bounded}
+        options = {"bounded": bounded}
         found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
         assert contribution(found) <= 1 + 1e-5, share
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_engine_clips_factors_at_the_ends_of_the_range(layer):
-    for dtype in (torch.float32, torch.float64):
-        assert_within_the_clip_norm(layer, dtype, "cpu", range(40))
 
 
 @pytest.mark.gpu
@@ -296,7 +283,7 @@ def test_every_engine_clips_factors_at_the_ends_of_the_range(layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_gpu_clips_factors_at_the_ends_of_the_range(layer, way, bounded, dtype, monkeypatch):
     monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
-    options = {"engine": "bookkeeping", "bounded": bounded}
+    options = {"bounded": bounded}
     assert_within_the_clip_norm(layer, dtype, "cuda", range(12), **options)
 
 
@@ -305,7 +292,7 @@ def test_a_norm_that_overflows_adds_nothing_and_spoils_nothing(bounded):
     torch.manual_seed(0)
     model = nn.Linear(40, 30)
     x, g = torch.randn(3, 6, 40), torch.randn(3, 6, 30)
-    options = {"engine": "bookkeeping", "bounded": bounded}
+    options = {"bounded": bounded}
     expected = clipped_sum(model, outputs_times, (x[1:], g[1:]), Flat(1.0), **options).sums
     for size in (1e15, 1e19, 1e25, 1e38):
         huge = x.clone(), g.clone()
@@ -377,18 +364,18 @@ def finished(total, weight):
     return arithmetic.finished({"w": total}, {"w": weight})[0]
 
 
-def computed(engine, rows, *, chunk=None):
+def computed(rows, *, chunk=None):
     """The sum of clipped rows (examples, width) as it is released, in float64."""
     model = nn.Linear(rows.shape[1], 1, bias=False)
-    options = {"engine": engine, "bounded": True, "chunk": chunk}
+    options = {"bounded": True, "chunk": chunk}
     batch = rows, torch.ones(len(rows), 1)
     found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums["weight"]
     return finished(found, model.weight).double().flatten()
 
 
-def moved(engine, rows, extra, **options):
+def moved(rows, extra, **options):
     both = torch.cat([extra.view(1, -1), rows])
-    return float((computed(engine, both, **options) - computed(engine, rows, **options)).norm())
+    return float((computed(both, **options) - computed(rows, **options)).norm())
 
 
 @pytest.mark.parametrize("name", LOTS)
@@ -399,12 +386,12 @@ def test_crafted_lots_move_by_one_clip_norm(name, order):
         lot = lot.flip(0)
     elif order == "shuffled":
         lot = lot[torch.randperm(len(lot), generator=torch.Generator().manual_seed(0))]
-    eta = sum_error(len(lot) + 1, forms_gradients=engine != "bookkeeping")
+    eta = sum_error(len(lot) + 1, forms_gradients=False)
     for width in (1, 3):
         rows = lot.view(-1, 1).expand(-1, width) / math.sqrt(width)
         for chunk in (None, 100):
             extra = torch.full((width,), 1 / math.sqrt(width))
-            assert moved(engine, rows, extra, chunk=chunk) <= 1 + eta
+            assert moved(rows, extra, chunk=chunk) <= 1 + eta
 
 
 @pytest.mark.slow  # one backward for each of thousands of examples
@@ -438,7 +425,7 @@ def change(rows, rng):
 )
 def test_a_search_over_lots_finds_no_violation(size, rounds):
     rng = np.random.default_rng(0)
-    eta = sum_error(3 * size + 1, forms_gradients=engine != "bookkeeping")
+    eta = sum_error(3 * size + 1, forms_gradients=False)
     worst = 0.0
     for width, name in ((1, "doubling_lot"), (2, "canceling_lot"), (5, "swallowing_lot")):
         best = LOTS[name](size).view(-1, 1).expand(-1, width) / math.sqrt(width)
@@ -446,7 +433,7 @@ def test_a_search_over_lots_finds_no_violation(size, rounds):
         for _ in range(rounds):
             tried = change(best, rng)
             tried = tried[: 3 * size]
-            found = moved(engine, tried, extra)
+            found = moved(tried, extra)
             if found >= reach:
                 best, reach = tried, found
         worst = max(worst, reach)
@@ -456,7 +443,7 @@ def test_a_search_over_lots_finds_no_violation(size, rounds):
 def position_sum(x, g):
     """The bounded sum of a layer with positions, in float64 after its release."""
     model = nn.Linear(x.shape[2], g.shape[2], bias=False)
-    options = {"engine": "bookkeeping", "bounded": True}
+    options = {"bounded": True}
     found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums["weight"]
     return finished(found, model.weight).double()
 
@@ -540,7 +527,7 @@ def test_bounded_sums_are_the_clipped_sums(way, monkeypatch):
 def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
     x, g = (t.to(dtype) for t in crafted(kind, 16, 40, 60))
     model = nn.Linear(40, 60, bias=False).to(dtype)
-    options = {"engine": "bookkeeping", "bounded": True}
+    options = {"bounded": True}
     found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums
     assert 0 < contribution(found) <= 1 + 1e-6
 
@@ -562,7 +549,7 @@ def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
 
         def total(batch):
             if not compiled:
-                options = {"engine": "bookkeeping", "bounded": True}
+                options = {"bounded": True}
                 return clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
             run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
             return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
@@ -620,8 +607,8 @@ def test_a_run_says_what_is_proved(problem):
     assert "not bounded" in str(fast.arithmetic)
     assert 0 < bounded.arithmetic.eta < 1e-3
     assert f"{bounded.arithmetic.eta:.1e}" in bounded.arithmetic.text
-    for options in ({"engine": "loop"}, {"engine": "vmap"}, {"isolation": "strict"}):
-        assert 0 < problem(**options).private.arithmetic.eta <= bounded.arithmetic.eta
+    with set_up("alone"):
+        assert 0 < problem().private.arithmetic.eta <= bounded.arithmetic.eta
     with pytest.raises(ValueError, match="arithmetic must be"):
         problem(arithmetic="exact")
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 import triton_emulation
 from scipy.stats import chi2, kstest, norm, poisson
-from tacit.training.engines import in_halves
 from torch import nn
 
 import tacit

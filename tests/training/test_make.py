@@ -12,7 +12,7 @@ from tacit.training import NoisyLoss, Speed, make
 
 @pytest.mark.parametrize(
     "option",
-    [{"max_microbatch": 4}, {"static_shapes": True}, {"num_workers": 1}, {"engine": "loop"}],
+    [{"max_microbatch": 4}, {"static_shapes": True}, {"num_workers": 1}],
 )
 def test_options_of_speed_are_given_there_alone(problem, option):
     case = problem(speed=Speed(**option), check=False)
@@ -25,10 +25,8 @@ def test_options_of_speed_are_given_there_alone(problem, option):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"engine": "fast"}, ValueError),
         ({"max_microbatch": 0}, ValueError),
         ({"num_workers": 0.5}, TypeError),
-        ({"compile": True, "engine": "vmap"}, ValueError),
         ({"lengths": [1], "compile": True}, ValueError),
         ({"lengths": [1], "static_shapes": True}, ValueError),
     ],
@@ -44,11 +42,6 @@ def test_lengths_that_are_not_one_number_for_each_record_are_refused(problem, le
         problem(n=60, speed=Speed(lengths=lengths))
 
 
-def test_strict_isolation_takes_no_lengths(problem):
-    with pytest.raises(ValueError, match="leave out engine, compile and lengths"):
-        problem(n=60, isolation="strict", speed=Speed(lengths=range(60)))
-
-
 def test_lengths_change_neither_price_nor_noise_and_the_sum_by_rounding_alone(problem):
     weights, cases = [], []
     for lengths in (None, [7 * i % 13 for i in range(60)]):
@@ -59,26 +52,6 @@ def test_lengths_change_neither_price_nor_noise_and_the_sum_by_rounding_alone(pr
         cases.append(case.private)
     assert cases[0].event == cases[1].event
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
-
-
-def test_the_first_microbatch_is_measured_on_the_longest_records(monkeypatch):
-    probed = []
-    monkeypatch.setattr(make, "probe", lambda model, loss_fn, batch, _: probed.append(batch) or 1)
-    model = torch.nn.Linear(1, 1, bias=False)  # so that padding adds nothing
-    records = [torch.ones(1 + i % 9) for i in range(60)]
-    tacit.make_private(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        records,
-        lambda model, batch: model(batch.unsqueeze(2)).sum((1, 2)),
-        batch_size=10,
-        steps=1,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        collate_fn=lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
-        speed=Speed(lengths=[len(row) for row in records]),
-    )
-    assert [batch.shape for batch in probed] == [(3, 9)]
 
 
 def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem, capsys):
@@ -94,8 +67,7 @@ def choice(problem, *, tensors=150, steps=10_000, speed=None, is_cuda=True, **op
     """Return what is decided for a model of so many tensors, on a device that need not exist."""
     plan = replace(problem(check=False).private._plan, steps=steps, **options.pop("plan", {}))
     parameters = {str(i): SimpleNamespace(is_cuda=is_cuda) for i in range(tensors)}
-    options = {"isolation": "checked"} | options
-    return make._with_choice_of_compilation(speed or Speed(), plan, parameters, **options)
+    return make._with_choice_of_compilation(speed or Speed(), plan, parameters)
 
 
 def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
@@ -111,8 +83,6 @@ def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
     [
         {"is_cuda": False},
         {"steps": 100},  # would not earn the compilation back
-        {"isolation": "strict"},
-        {"speed": Speed(engine="vmap")},
         {"speed": Speed(compile=False)},
     ],
 )

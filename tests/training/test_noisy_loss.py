@@ -1,10 +1,11 @@
-"""The paid training loss: what it is, on every engine; what one example can change; its noise."""
+"""The paid training loss: what it is in every run; what one example can change; its noise."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from looped_reference import set_up
 from scipy import stats
 from slow_cases import one_fast
 from torch import nn
@@ -33,11 +34,9 @@ def exact_losses(case, steps=1):
     return found
 
 
-ENGINES = {
-    "bookkeeping": {"engine": "bookkeeping"},
-    "vmap": {"engine": "vmap"},
-    "loop": {"engine": "loop"},
-    "strict": {"isolation": "strict"},
+OPTIONS = {
+    "plain": {},
+    "alone": {},
     "microbatches": {"max_microbatch": 3},
     "padded": {"static_shapes": True},
     "bounded": {"arithmetic": "bounded"},
@@ -47,11 +46,11 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("kind", one_fast(ENGINES, 2))
-def test_every_engine_gives_the_loss_of_the_lot(problem, kind):
-    case = problem(
-        seed=0, lr=0.0, check=False, noisy_loss=LOSS, noise_multiplier=0.0, **ENGINES[kind]
-    )
+@pytest.mark.parametrize("kind", one_fast(OPTIONS, 2))
+def test_the_loss_is_that_of_the_lot(problem, kind):
+    options = {"noisy_loss": LOSS, "noise_multiplier": 0.0} | OPTIONS[kind]
+    with set_up("alone" if kind == "alone" else "traced"):
+        case = problem(seed=0, lr=0.0, check=False, **options)
     assert run(case) == pytest.approx(exact_losses(case, 4), abs=1e-5)
 
 

@@ -18,8 +18,8 @@ from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
 from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Speed, Stairs, Views
-from tacit.training.lot_sum import bookkeeping
 from tacit.training.plan import count_steps
+from tacit.training.program import mapped
 
 
 def train(run):
@@ -476,19 +476,19 @@ def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
 
 def test_ctrl_c_before_the_release_changes_nothing(problem, monkeypatch):
     case, twin = problem(seed=1), problem(seed=1)
-    real = bookkeeping.run
+    real = mapped.run
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bookkeeping, "run", interrupted)
+    monkeypatch.setattr(mapped, "run", interrupted)
     before = weights(case.model)
     lot = next(iter(case.private))
     with pytest.raises(KeyboardInterrupt):
         case.private.step(lot)
     assert torch.equal(weights(case.model), before)
     assert case.private.steps_taken == 0
-    monkeypatch.setattr(bookkeeping, "run", real)
+    monkeypatch.setattr(mapped, "run", real)
     train(case.private)
     train(twin.private)
     assert torch.equal(weights(case.model), weights(twin.model))
@@ -533,7 +533,6 @@ def test_ctrl_c_during_the_release_waits_for_its_end(problem):
         ({"max_microbatch": 0}, ValueError, "max_microbatch"),
         ({"num_workers": -1}, ValueError, "num_workers"),
         ({"seed": -1}, ValueError, "seed"),
-        ({"engine": "magic"}, ValueError, "engine"),
         ({"sampler": sampling.Poisson(0.9)}, ValueError, "rate"),
         ({"sampler": sampling.RandomAllocation(3)}, ValueError, "whole epochs"),
         ({"clip_norm": PerLayer((1.0,))}, ValueError, "clip_norms must have one entry"),
@@ -588,16 +587,9 @@ def test_a_compiled_run_takes_the_same_steps(problem):
     assert torch.allclose(weights(plain.model), weights(fast.model), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "vmap"},
-        {"adaptive": AdaptiveClip(), "clip_norm": PerLayer((1.0, 1.0))},
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(problem, options):
+def test_what_cannot_be_compiled_is_refused(problem):
     with pytest.raises(ValueError, match="compile"):
-        problem(compile=True, **options)
+        problem(compile=True, adaptive=AdaptiveClip(), clip_norm=PerLayer((1.0, 1.0)))
 
 
 def test_a_run_refuses_to_be_copied(problem):

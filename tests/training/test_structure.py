@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import tacit
-from tacit.training import engines
+from tacit.training import record_loop
+from tacit.training.program import mapped
 
 PACKAGE = Path(tacit.__file__).parent
 TRAINING = PACKAGE / "training"
@@ -43,7 +44,6 @@ def test_one_step_enters_few_files_and_frames(problem):
     lots = iter(private)
     private.step(next(lots))  # the first step also traces the model and opens the plan
     private.step(next(lots))  # the second one marks a block of steps in the ledger
-    private._isolation.next_check = float("inf")  # a step without a test of isolation
     files, frames = traced_step(private, next(lots))
     # 18 before rounding was charged, noise lay on a grid, errors of the program were withheld, and
     # weights were compared with those that the optimizer left; 21 before large releases of noise
@@ -98,8 +98,8 @@ def test_the_file_of_the_step_is_short_and_depends_on_little():
     assert len(tacit_imports(path)) <= 10
 
 
-def test_an_engine_takes_the_examples_and_the_clip_rule():
-    for run in (*engines.ENGINES.values(), engines.engine_named("auto")):
+def test_both_ways_to_sum_take_the_examples_and_the_clip_rule():
+    for run in (mapped.run, record_loop.run):
         kinds = [p.kind for p in inspect.signature(run).parameters.values()]
         assert sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds) <= 3
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from looped_reference import set_up
 from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
@@ -60,11 +61,12 @@ def members_of(run, step):
     return [np.flatnonzero([one == names[user] for one in IDS]) for user in drawn]
 
 
+@pytest.mark.parametrize("way", ["traced", "alone"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
-def test_the_sum_of_users_is_that_of_a_loop(combine, capsys):
+def test_the_sum_of_users_is_that_of_a_loop(combine, way):
     users = Users(ids=IDS, records_per_user=20, combine=combine)
-    options = {"isolation": "strict"} if engine == "strict" else {"engine": engine}
-    run = make_run(users, max_microbatch=3, **options)
+    with set_up(way):
+        run = make_run(users, max_microbatch=3)
     for lot in run:
         sums = run._lot_sum(lot, run._clip())[0].sums
         found = torch.cat([part.flatten() for part in sums.values()])
@@ -203,10 +205,9 @@ def test_programs_that_mix_users_are_refused(loss, combine):
         make_run(Users(ids=IDS, combine=combine), loss=loss, check=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"isolation": "strict"}], ids=["checked", "strict"])
-def test_records_of_one_user_may_see_each_other(options, capsys):
+def test_records_of_one_user_may_see_each_other():
     users = Users(ids=IDS, records_per_user=4, combine="program")
-    run = make_run(users, loss=centered_by_user, check=True, **options)
+    run = make_run(users, loss=centered_by_user, check=True)
     weights_after(run)
     assert run.steps_taken == 2
 

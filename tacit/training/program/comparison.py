@@ -36,13 +36,14 @@ from tacit.training.program.first_difference import first_difference
 from tacit.training.program.one_example import WRITES
 from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import LotDraws
-from tacit.training.program.torch_internals import TorchDispatchMode
+from tacit.training.program.torch_internals import TorchDispatchMode, version_of
 from tacit.training.tree import (
     Batch,
     LossFn,
     is_out_of_memory,
     map_rows,
     n_rows,
+    require_gradient,
     take_rows,
     with_rows,
 )
@@ -96,15 +97,15 @@ class Comparison:
     def __post_init__(self) -> None:
         self._state = PythonState(self.loss_fn, self.model)
         self._kept = self._state.now()
-        self._buffers = [(b, b._version, b.detach().clone()) for b in self.model.buffers()]
+        self._buffers = [(b, version_of(b), b.detach().clone()) for b in self.model.buffers()]
 
     def begin(self) -> None:
         """Put Python's values, generators and buffers back to those of the start."""
         self._state.put_back(self._kept)
         for number, (buffer, version, value) in enumerate(self._buffers):
-            if buffer._version != version:
+            if version_of(buffer) != version:
                 buffer.data.copy_(value)
-                self._buffers[number] = buffer, buffer._version, value
+                self._buffers[number] = buffer, version_of(buffer), value
 
     # Synthetic records ---------------------------------------------------------------------------
 
@@ -149,7 +150,9 @@ class Comparison:
 
     def _losses(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.enable_grad(), self._types_of(model):
-            return losses_of(self.loss_fn, model, batch, n_rows(batch))
+            losses = losses_of(self.loss_fn, model, batch, n_rows(batch))
+            require_gradient(losses)
+            return losses
 
     @contextmanager
     def _types_of(self, model: nn.Module) -> Iterator[None]:
@@ -346,10 +349,10 @@ class Comparison:
         it likes, since nothing of a record reaches it, but not for the next call.
         """
         first, second, third = (self._example(lot, number) for number in range(3))
-        before = [(label, t, t._version) for label, t in self._state.held()]
+        before = [(label, t, version_of(t)) for label, t in self._state.held()]
         self._run(self.model, first, nullcontext())
         after = self._state.now()
-        if written := [label for label, t, version in before if t._version != version]:
+        if written := [label for label, t, version in before if version_of(t) != version]:
             raise IncompatibleModel(WRITES.format(", ".join(written)))
         self._run(self.model, second, nullcontext())
         kept = self._state.changed(after)

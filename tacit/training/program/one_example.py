@@ -29,7 +29,7 @@ from tacit.training.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.stacked import STACKED, simpler_cross_entropy
-from tacit.training.program.torch_internals import mappable
+from tacit.training.program.torch_internals import mappable, schema_of, version_of
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -223,7 +223,7 @@ class _Sorted:
                     )
                 if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
-                self.constants.append((tensor, tensor._version))
+                self.constants.append((tensor, version_of(tensor)))
                 continue
             part = self._input(name)
             with self.graph.inserting_before(node):
@@ -368,7 +368,7 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
 
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None or not schema.is_mutable:
         return []
     found = []
@@ -387,7 +387,7 @@ def _aliased(node: fx.Node) -> Any:  # Any: a node or None, among many kinds of 
         return None
     if node.target is getattr or getattr(node.target, "__name__", "") == "getitem":
         return node.args[0]
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None or not any(r.alias_info is not None for r in schema.returns):
         return None
     for place, argument in enumerate(schema.arguments):
@@ -418,7 +418,7 @@ def _must_stay(node: fx.Node) -> bool:
 
 
 def _written_by(node: fx.Node) -> bool:
-    schema = getattr(node.args[1], "_schema", None) if node.target is _meet else None
+    schema = schema_of(node.args[1]) if node.target is _meet else None
     return schema is not None and schema.is_mutable
 
 

@@ -23,6 +23,7 @@ from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
 from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
 from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
+from tacit.training.program.torch_internals import version_of
 from tacit.training.tree import Batch, LossFn, map_rows, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
@@ -152,7 +153,7 @@ class Programs:
     def _changed(self) -> list[str]:
         """Return the names of the Python values that have changed, if any has."""
         found = [
-            f"the value of {self._name(t)}" for t, version in self._read if t._version != version
+            f"the value of {self._name(t)}" for t, version in self._read if version_of(t) != version
         ]
         if not self._state.is_same(self._kept):
             found += self._state.changed(self._kept)
@@ -261,7 +262,7 @@ class Programs:
 
     def _require_unchanged_constants(self) -> None:
         for tensor, version in self._constants.values():
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 raise IncompatibleModel(
                     f"{self._name(tensor)} was changed after training was set up, but a tensor "
                     "that the program uses from outside is held fixed. Register it as a buffer of "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.training.program.torch_internals import TorchDispatchMode
+from tacit.training.program.torch_internals import TorchDispatchMode, schema_of
 
 # Operators that only draw, without the underscore of those that write in place.
 _NAMES = {
@@ -85,7 +85,7 @@ class _Replay(TorchDispatchMode):
             return result
         drawn = result[1] if name == "native_dropout" else result
         # Numbers that are drawn between other bounds, or of other numbers, are not a part.
-        omitted = [argument.default_value for argument in func._schema.arguments[len(args) :]]
+        omitted = [argument.default_value for argument in schema_of(func).arguments[len(args) :]]
         key = name, [a for a in (*args, *omitted) if isinstance(a, int | float)]
         value = self._given(key, drawn)
         if self.repeated in (0, self.draws.examples):

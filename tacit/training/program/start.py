@@ -36,6 +36,7 @@ from tacit.training.program.pad_to import PadTo
 from tacit.training.program.programs import Programs
 from tacit.training.program.tensor_values import where
 from tacit.training.tree import (
+    CALLED_AS,
     Batch,
     LossFn,
     current_device,
@@ -206,6 +207,8 @@ def _why_untraceable(
             losses_of(*program, one, programs.views)
         except Exception as alone:
             if not has_run:
+                if isinstance(alone, TypeError):
+                    alone.add_note(CALLED_AS)
                 raise
             losses_of(*program, lot, n_rows(lot))
             raise IncompatibleModel(f"{_FAILS_ALONE}{where(alone)}: {alone}") from alone

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.errors import TacitError
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import Untraceable
+from tacit.training.program.torch_internals import version_of
 from tacit.training.tree import Batch, LossFn
 
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}
@@ -106,7 +107,7 @@ class TensorValues(TorchFunctionMode):
         if self._is_given and _has_placeholder((*args, *kwargs.values())):
             raise Untraceable(f"{ASKED}, in {func.__name__}")
         if func in _VALUES and not torch_internals.is_fake(args[0]):
-            self.read.append((args[0], args[0]._version))
+            self.read.append((args[0], version_of(args[0])))
         found = func(*args, **kwargs)
         if func in (Tensor.item, Tensor.tolist):
             return self._placeholders(found)

@@ -64,7 +64,7 @@ def require() -> None:
     if _MISSING:
         raise IncompatibleModel(
             f"torch {torch.__version__} cannot trace the program of one example ({_MISSING} is "
-            "missing). It was checked with torch 2.13; use that version."
+            "missing). It was checked with torch 2.13: use that version."
         )
 
 
@@ -186,6 +186,16 @@ def _whole_functions() -> Iterator[None]:
         _replaced(transformer, "_detect_is_causal_mask", _is_said_causal),
     ):
         yield
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return a number that every write into `tensor` changes."""
+    return tensor._version
+
+
+def schema_of(operator: Any) -> Any:  # Any: torch says nothing of it
+    """Return the arguments that an operator declares; None for an ordinary function."""
+    return getattr(operator, "_schema", None)
 
 
 def is_fake(value: Any) -> bool:  # Any: whatever a program holds

@@ -1,26 +1,20 @@
-"""What is compared on synthetic records before a run with `engine="program"`, and what follows."""
+"""What is compared on synthetic records before a run, and what follows."""
 
 import re
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from clean_programs import PROGRAMS
+from looped_reference import set_up
+from mixing_cases import CASES, Case
+from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from clean_programs import PROGRAMS
-from mixing_cases import Case
-from random_mixing_cases import CASES
-from slow_cases import one_fast
-
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Speed
 from tacit.training.key import randomness
 from tacit.training.program.replayed_draws import LotDraws
 
@@ -35,14 +29,14 @@ def _quiet():
         yield
 
 
-def private(case, *, lr=0.0, **options):
+def private(case, *, way="traced", lr=0.0, **options):
     optimizer = torch.optim.SGD(case.model.parameters(), lr=lr)
     settings = {"batch_size": 64, "steps": 2, "clip_norm": 1.0, "noise_multiplier": 1.0, "seed": 0}
     settings |= {"collate_fn": case.collate_fn, "augment": case.augment}
-    settings |= {"speed": Speed(engine=engine)}
-    return tacit.make_private(
-        case.model, optimizer, case.dataset, case.loss_fn, **(settings | options)
-    )
+    with set_up(way):
+        return tacit.make_private(
+            case.model, optimizer, case.dataset, case.loss_fn, **(settings | options)
+        )
 
 
 def case_of(model, loss_fn, x, classes=3):
@@ -165,23 +159,22 @@ def test_a_routers_balancing_loss_is_named():
 
 # Programs that do not -----------------------------------------------------------------------------
 
-RAGGED = "masked_padding", "packed_sequences", "masked_attention_in_bfloat16"  # see test_lengths
-KEPT_APART = [n for n in PROGRAMS if n not in RAGGED]
 DRAWING = re.compile("dropout|noise|random|draws|heavy_tails|crops|system|augmentation|generator")
 
 
-@pytest.mark.parametrize("name", one_fast(KEPT_APART, 6))
+@pytest.mark.parametrize("name", one_fast(PROGRAMS, 6))
 def test_programs_that_keep_examples_apart_train_as_written(name):
     weights = []
-    for engine in ("program", "loop"):
+    for way in ("traced", "alone"):
         case = PROGRAMS[name]()
         run = private(
             case,
+            way=way,
             lr=0.3,
             noise_multiplier=0.0,
             batch_size=6,
             steps=20,
-            check=engine == "program",
+            check=way == "traced",
         )
         for lot in run:
             run.step(lot)
@@ -196,7 +189,7 @@ def test_programs_that_keep_examples_apart_train_as_written(name):
 def _draws(name):
     """Whether two calls of a program, from the same state of torch's generator, draw numbers."""
     case = PROGRAMS[name]()
-    run = private(case, engine="loop", batch_size=6, check=False)
+    run = private(case, way="alone", batch_size=6, check=False)
     batch = run._lots.records.fetch(np.arange(6))
     found = []
     for seed in (0, 1):
@@ -227,15 +220,15 @@ def test_a_backward_of_its_own_is_kept_or_runs_in_the_loop(kind):
         return ce(m[2](hidden), b[1])
 
     gradients = []
-    for engine in ("program", "loop"):
+    for way in ("traced", "alone"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
-        options = {"noise_multiplier": 0.0, "batch_size": 8, "check": engine == "program"}
+        options = {"noise_multiplier": 0.0, "batch_size": 8, "check": way == "traced"}
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            run = private(case_of(model, loss_fn, x), **options)
-        if run.isolation == "one record at a time":
+            run = private(case_of(model, loss_fn, x), way=way, **options)
+        if way == "traced" and run.isolation == "one record at a time":
             texts = [str(w.message) for w in seen if w.category is RuntimeWarning]
             assert re.search("gradients would be others.*times as long as a plain step", texts[0])
         run.step(next(iter(run)))

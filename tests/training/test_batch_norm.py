@@ -1,16 +1,13 @@
-"""Models that mix examples are refused before anything is spent."""
+"""Layers, parameters and losses that cannot be trained are refused before anything is spent."""
 
 import pytest
 import torch
-from tacit.training.mixing import probe
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import fix, make
-
-CPU = torch.device("cpu")
 
 
 def images(n=12):
@@ -82,64 +79,6 @@ def test_instance_norm_must_not_keep_running_statistics():
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.GroupNorm(2, 8), nn.LayerNorm([8, 4, 4]), nn.Dropout(0.5), nn.Identity()], ids=str
-)
-def test_layers_that_keep_examples_apart_pass_the_probe(norm):
-    model = convolutional(norm)
-    assert probe(model, cross_entropy, tuple(t[:3] for t in images()), CPU) > 0
-
-
-class Centered(nn.Module):
-    """Subtracts the batch mean, as a contrastive or whitening layer would."""
-
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-class Remembering(nn.Module):
-    def __init__(self, counts_only):
-        super().__init__()
-        self.counts_only = counts_only
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.seen += 1.0 if self.counts_only else x.sum()
-        return x
-
-
-def test_the_probe_finds_batch_statistics_of_unknown_layers():
-    with pytest.raises(IncompatibleModel, match="when another example changes"):
-        attempt(convolutional(Centered()))
-
-
-def test_the_probe_finds_a_gradient_that_mixes_though_the_loss_does_not():
-    class Mixing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g + g.mean(0)
-
-    class Layer(nn.Module):
-        def forward(self, x):
-            return Mixing.apply(x)
-
-    with pytest.raises(IncompatibleModel, match="loss or gradient"):
-        attempt(convolutional(Layer()))
-
-
-def test_a_buffer_with_data_in_it_is_refused_and_a_counter_is_not():
-    with pytest.raises(IncompatibleModel, match=r"buffer 1\.seen takes values"):
-        attempt(convolutional(Remembering(counts_only=False)))
-    model = convolutional(Remembering(counts_only=True))
-    probe(model, cross_entropy, tuple(t[:3] for t in images()), CPU)
-    assert model[1].seen.item() == 0.0  # put back after the probe
-
-
-@pytest.mark.parametrize(
     ("loss_fn", "error", "advice"),
     [
         (lambda m, b: F.cross_entropy(m(b[0]), b[1]), ValueError, 'reduction="none"'),
@@ -147,9 +86,9 @@ def test_a_buffer_with_data_in_it_is_refused_and_a_counter_is_not():
         (lambda m, b: cross_entropy(m, b)[:1], ValueError, "got another number of losses"),
         (lambda m, b: cross_entropy(m, b).detach(), ValueError, "must depend"),
         (lambda m, b: 1.0, TypeError, "must return a tensor"),
-        (lambda m, b: cross_entropy(m, b).mean().expand(len(b[1])), IncompatibleModel, "another"),
-        (lambda m, b: cross_entropy(m, b) / len(b[1]), IncompatibleModel, "divide by the batch"),
-        (lambda m, b: cross_entropy(m, b)[[1, 0, 2][: len(b[1])]], IncompatibleModel, "another"),
+        (lambda m, b: cross_entropy(m, b).mean().expand(len(b[1])), IncompatibleModel, "at mean"),
+        (lambda m, b: cross_entropy(m, b) / len(b[1]), IncompatibleModel, "at div"),
+        (lambda m, b: cross_entropy(m, b).flip(0), IncompatibleModel, "at flip"),
     ],
     ids=[
         "mean",
@@ -176,11 +115,11 @@ def test_a_batch_whose_first_dimension_is_not_the_examples_is_refused():
     def collate(records):
         return (torch.stack(records, dim=1),)  # (5, batch, 4)
 
-    with pytest.raises(ValueError, match="one row for each record"):
+    with pytest.raises(ValueError, match="must count the examples"):
         attempt(nn.Linear(4, 2), loss_fn=sequence_first, data=[*data], collate_fn=collate)
 
 
-def test_the_probe_changes_nothing():
+def test_a_run_that_is_set_up_has_changed_nothing():
     model, data = convolutional(nn.Dropout(0.5)), images()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(3)
@@ -261,78 +200,6 @@ def test_a_run_that_was_refused_claims_nothing():
     assert not any(id(model[0].weight) in ids for ids, _ in make._RUNS.values())
 
 
-# The place that mixes.
-
-
-class OwnForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.layer(x) / x.norm()
-
-
-class Attending(nn.Module):
-    """Attention over the batch, as if it were a sequence."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 1)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x):
-        mixed, _ = self.attention(x, x, x, need_weights=False)
-        return self.head(mixed)
-
-
-def cross_entropy(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
-def contrastive(model, batch):
-    x, _ = batch
-    z = model(x)
-    return -(z @ z.T).log_softmax(1).diagonal()
-
-
-def start(model, loss_fn):
-    torch.manual_seed(0)
-    data = torch.randn(30, 4), torch.randint(0, 2, (30,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return tacit.make_private(
-        model, optimizer, data, loss_fn, batch_size=10, steps=1, clip_norm=1.0, noise_multiplier=1.0
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "loss_fn", "place"),
-    [
-        (nn.Sequential(nn.Linear(4, 4), Centered(), nn.Linear(4, 2)), cross_entropy, r"1 \(Center"),
-        (
-            nn.Sequential(nn.Sequential(nn.Linear(4, 4), Centered()), nn.Linear(4, 2)),
-            cross_entropy,
-            r"0\.1 \(Centered\)",
-        ),
-        (OwnForward(), cross_entropy, "the forward of OwnForward itself"),
-        (Attending(), cross_entropy, r"attention \(MultiheadAttention\)"),
-        (nn.Linear(4, 2), contrastive, "in loss_fn"),
-    ],
-    ids=["layer", "inner layer", "own forward", "attention", "loss"],
-)
-def test_the_place_that_mixes_is_named(model, loss_fn, place):
-    with pytest.raises(IncompatibleModel, match=place):
-        start(model, loss_fn)
-
-
-def test_no_hook_stays_behind():
-    model = nn.Sequential(nn.Linear(4, 4), Centered(), nn.Linear(4, 2))
-    with pytest.raises(IncompatibleModel):
-        start(model, cross_entropy)
-    assert not any(layer._forward_hooks for layer in model.modules())
-
-
 class Table(nn.Module):
     """Embeddings whose gradients are sparse, by a layer or by a function."""
 
@@ -346,7 +213,7 @@ class Table(nn.Module):
         return nn.functional.embedding(ids, self.table.weight, sparse=True).mean(1)
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, None])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_are_refused_in_a_sentence(kind):
     with pytest.raises(IncompatibleModel, match="sparse=False"):
         attempt(Table(kind), data=(torch.randint(0, 20, (9, 3)), torch.arange(9) % 2))
@@ -382,32 +249,3 @@ def test_complex_parameters_are_refused_in_a_sentence_that_helps():
     with pytest.raises(ValueError, match="view_as_complex"):
         attempt(Spectral(True), data=data)
     attempt(Spectral(False), data=data)
-
-
-class NamedByValue(nn.Linear):
-    """Registers a buffer whose name holds a value of the batch, and writes into it."""
-
-    def forward(self, x):
-        name = f"b{int(x.max())}"
-        if not hasattr(self, name):
-            self.register_buffer(name, torch.zeros(1))
-        getattr(self, name).add_(x.detach().max())
-        return super().forward(x)
-
-
-def test_refusals_state_no_name_or_size_that_comes_from_a_record():
-    x = torch.randn(12, 4)
-    x[0, 0] = 31337.0
-
-    def losses(model, batch):
-        return model(batch[0]).square().mean(1)
-
-    def too_many(model, batch):
-        return losses(model, batch).sum().expand(int(batch[0].max()))
-
-    with pytest.raises(IncompatibleModel, match="a buffer takes values") as caught:
-        attempt(NamedByValue(4, 2), loss_fn=losses, data=(x,))
-    assert "31337" not in str(caught.value)
-    with pytest.raises(ValueError, match="another number of losses") as caught:
-        attempt(nn.Linear(4, 2), loss_fn=too_many, data=(x,))
-    assert "31337" not in str(caught.value)
