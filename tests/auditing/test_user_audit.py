@@ -9,7 +9,6 @@ import tacit
 from tacit._users import RecordsOfUsers
 from tacit.auditing import TrainingSetup, audit_training, scores_by_user, user_findings
 from tacit.training import Users
-from tacit.training import users as users_of_training
 from tacit.training.lots import Lots
 from tacit.training.users import Unit, UserRecords, _OfUsers
 
@@ -92,13 +91,6 @@ def choose_by_the_number_of_users(patch):
     patch.setattr(RecordsOfUsers, "slots", slots)
 
 
-def divide_by_the_widest_user(patch):
-    def combined(losses, counts, combine):
-        return (losses.view(counts.shape) * counts).sum(1) / counts.shape[1]
-
-    patch.setattr(users_of_training, "_combined", combined)
-
-
 def fill_slots_with_others(patch):
     correct = RecordsOfUsers.slots
 
@@ -147,7 +139,6 @@ def repeat_a_user_in_another_part(patch):
         (shift_ids, "records"),
         (price_fewer_records, "records"),
         (choose_by_the_number_of_users, "users"),
-        (divide_by_the_widest_user, "users"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
