@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -17,9 +16,7 @@ from tacit.training.tree import n_rows
 CPU = torch.device("cpu")
 
 
-def lots_of(
-    data, *, rate=0.3, limit=4, padding=None, num_workers=0, rank=0, ranks=1, seed=1, lengths=None
-):
+def lots_of(data, *, rate=0.3, limit=4, padding=None, num_workers=0, rank=0, ranks=1, seed=1):
     records = Records(data, collate_fn=None, device=CPU)
     return Lots(
         records,
@@ -30,7 +27,6 @@ def lots_of(
         num_workers=num_workers,
         rank=rank,
         ranks=ranks,
-        lengths=lengths,
     )
 
 
@@ -58,19 +54,6 @@ class Squares(Dataset):
 class Crashing(Squares):
     def __getitem__(self, i):
         os._exit(3)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_records_of_like_length_share_a_microbatch(num_workers):
-    data, lengths = torch.arange(60.0), np.random.default_rng(0).integers(1, 9, 60)
-    plain = lots_of(data, num_workers=num_workers)
-    ordered = lots_of(data, num_workers=num_workers, lengths=lengths)
-    for step in (0, 1, 2):
-        pair = [next(iter(lots.from_step(step, step + 1))) for lots in (plain, ordered)]
-        assert sorted(members(pair[0])) == sorted(members(pair[1]))  # the same draw
-        met = [lengths[int(x)] for x in members(pair[1])]
-        assert met == sorted(met)
-        assert len(fetched(pair[1])) > 1
 
 
 def test_a_lot_is_cut_into_batches_that_fit_and_cover_it_once():

@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import tacit
 from tacit.training import NoisyLoss, Speed, make
@@ -27,31 +26,11 @@ def test_options_of_speed_are_given_there_alone(problem, option):
     [
         ({"max_microbatch": 0}, ValueError),
         ({"num_workers": 0.5}, TypeError),
-        ({"lengths": [1], "compile": True}, ValueError),
-        ({"lengths": [1], "static_shapes": True}, ValueError),
     ],
 )
 def test_wrong_speed_options_are_refused_at_once(options, error):
     with pytest.raises(error, match=next(iter(options))[:3]):
         Speed(**options)
-
-
-@pytest.mark.parametrize("lengths", [[1, 2], [[1]] * 60, ["a"] * 60, [None] * 60])
-def test_lengths_that_are_not_one_number_for_each_record_are_refused(problem, lengths):
-    with pytest.raises(ValueError, match="lengths must be one number for each record"):
-        problem(n=60, speed=Speed(lengths=lengths))
-
-
-def test_lengths_change_neither_price_nor_noise_and_the_sum_by_rounding_alone(problem):
-    weights, cases = [], []
-    for lengths in (None, [7 * i % 13 for i in range(60)]):
-        case = problem(n=60, seed=1, speed=Speed(max_microbatch=5, lengths=lengths))
-        for lot in case.private:
-            case.private.step(lot)
-        weights.append(torch.cat([p.detach().flatten() for p in case.model.parameters()]))
-        cases.append(case.private)
-    assert cases[0].event == cases[1].event
-    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
 def test_by_default_nothing_is_compiled_or_padded_on_a_cpu(problem, capsys):
@@ -67,7 +46,8 @@ def choice(problem, *, tensors=150, steps=10_000, speed=None, is_cuda=True, **op
     """Return what is decided for a model of so many tensors, on a device that need not exist."""
     plan = replace(problem(check=False).private._plan, steps=steps, **options.pop("plan", {}))
     parameters = {str(i): SimpleNamespace(is_cuda=is_cuda) for i in range(tensors)}
-    return make._with_choice_of_compilation(speed or Speed(), plan, parameters)
+    records = SimpleNamespace(n_lengths=1)
+    return make._with_choice_of_compilation(speed or Speed(), plan, parameters, records)
 
 
 def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
