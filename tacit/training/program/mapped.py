@@ -1,8 +1,8 @@
 """The clipped sum of a lot: the traced program of one example, mapped over the examples.
 
-All examples run at once under `torch.func.vmap`. At a site the map is left for a moment, and a
-layer rule of `gradients` computes the operator on the stacked examples. In the backward it collects
-factored per-example gradients on the `MappedTape`. Norms, factors and the clipped sum follow.
+The operators of the program run on the stacked examples (`stacked` says why none can reach another).
+At a site a layer rule of `gradients` computes the operator, and in the backward it collects factored
+per-example gradients on the `MappedTape`. Norms, factors and the clipped sum follow.
 """
 
 import math
@@ -43,9 +43,8 @@ from tacit.training.noisy_loss import with_loss
 from tacit.training.program import torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import REWRITTEN, RULES, Rule
-from tacit.training.program.stacked import stack
-from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
+from tacit.training.program.rules import EITHER, REWRITTEN, RULES, Rule
+from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import require_gradient, with_rows
 
 
@@ -76,13 +75,10 @@ def run(
     values = [held[name] for name in program.names]
     tape.begin(dict(zip(program.names, values, strict=True)))
 
-    def one(*rows: Tensor) -> Tensor:
-        return program.run(tape, *values, *rows)
-
     try:
         modes = torch_internals.modes_put_back(examples.mask.device.type)
-        with modes, torch.enable_grad(), generic.without_fallback_warnings():
-            losses = vmap(one, randomness="different")(*rows)
+        with modes, torch.enable_grad():
+            losses = program.run(tape, *values, *rows)
         require_gradient(losses)
         with torch.autocast(losses.device.type, enabled=False):
             tape.backward(losses if seeded is None else seeded(losses))
@@ -98,6 +94,7 @@ class MappedTape:
 
     def __init__(self, program: OneExample, examples: Examples, clip: Clip) -> None:
         self.program = program
+        self.mask = examples.mask
         self.examples = examples.mask.shape[0]  # `len` would make it a number for the compiler
         self.parameters = examples.parameters
         self.clip, self.bounded, self.is_sparse = clip, examples.bounded, examples.sparse
@@ -134,58 +131,76 @@ class MappedTape:
 
     # Calls of the graph ---------------------------------------------------------------------------
 
-    def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute an operator that takes shared values and examples."""
-        rule = RULES.get(target)
-        place = None if rule is None else rule.place
-        if isinstance(place, tuple):
-            return self._by_rule(rule, place, args, kwargs)
-        if not torch.is_grad_enabled():
-            return target(*args, **kwargs)
-        try:
-            if target in REWRITTEN:
-                return REWRITTEN[target](self, *args, **kwargs)
-        except Declined:
-            pass
-        if place is not None:
-            if place < 0:  # either of the first two
-                place = 0 if not self.is_shared(args[0]) else 1
-            x = args[place]
-            if isinstance(x, Tensor) and is_mapped(x):
+    def meet(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute an operator that takes shared values and examples.
+
+        `stacked` has the structure of `args`, with True for values of all examples.
+        """
+        if torch.is_grad_enabled():
+            for way in (self._rewritten, self._ruled):
                 try:
-                    return self._by_rule(rule, (place,), args, kwargs)
+                    return way(target, stacked, args, kwargs)
                 except Declined:
                     pass
-        return self._on_copies(target, args, kwargs)
+            args = _paired(lambda t, is_row: self._stacked(t, is_row), args, stacked)
+            stacked = _paired(lambda *_: True, args, args)
+        return self.map(target, stacked, args, kwargs)
+
+    def _rewritten(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if target not in REWRITTEN:
+            raise Declined
+
+        def own(value: Tensor, is_row: bool) -> Tensor:
+            return value if self.is_shared(value) else self._stacked(value, is_row)
+
+        return REWRITTEN[target](self, *_paired(own, args, stacked), **kwargs)
+
+    def _ruled(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        rule = RULES.get(target)
+        if rule is None:
+            raise Declined
+        places = rule.places
+        if places == EITHER:
+            places = (1,) if self.is_shared(args[0]) else (0,)
+        for place, (value, is_row) in enumerate(zip(args, stacked, strict=True)):
+            if is_row and place not in places:
+                raise Declined
+            if isinstance(value, Tensor) and value.is_complex():
+                raise Declined  # rules are for real numbers
+        own = [
+            self._stacked(value, is_row) if place in places and value is not None else value
+            for place, (value, is_row) in enumerate(zip(args, stacked, strict=True))
+        ]
+        return self._by_rule(rule, places[0], own, kwargs)
 
     def by_rule(self, run: Callable[..., Tensor], x: Tensor, shared: Tensor) -> Tensor:
         """Return `run(site, x, shared)`, where x holds all examples on the first axis."""
-        return self._by_rule(Rule(run, 0, lambda *_: False), (0,), (x, shared), {})
+        return self._by_rule(Rule(run), 0, [x, shared], {})
 
-    def _by_rule(
-        self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor)]
-        if any(a.is_complex() or (i not in places and is_mapped(a)) for i, a in tensors):
-            raise Declined  # rules are for real numbers, and examples in their places
-        is_joined = rule.joined(*args)
-        stacked = {i: self._stacked(args[i]) for i in places if args[i] is not None}
-        first = stacked[places[0]]
-        inner = first.shape[1] if is_joined else 1
-        with outside_of_map():
-            if is_joined:
-                stacked[places[0]] = first = first.flatten(0, 1)
-            layout = Layout(0, inner)
-            site = self._site((first,), (layout,), layout)
-            found = rule.run(site, *(stacked.get(i, a) for i, a in enumerate(args)), **kwargs)
-            site.forget_tensors()
-            if is_joined:
-                found = found.unflatten(0, (self.examples, inner))
-        return _map(with_map, found)
+    def _by_rule(self, rule: Rule, place: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        x = args[place]
+        inner = x.shape[1] if rule.joined(*args) else 0
+        if inner:
+            args[place] = x.flatten(0, 1)
+        layout = Layout(0, max(inner, 1))
+        site = self._site((args[place],), (layout,), layout)
+        found = rule.run(site, *args, **kwargs)
+        site.forget_tensors()
+        return found.unflatten(0, (self.examples, inner)) if inner else found
 
-    def _stacked(self, value: Tensor) -> Tensor:
+    def _stacked(self, value: Tensor, is_row: bool) -> Tensor:
         """Return the values of all examples, on the first axis."""
-        return without_map(self.copy(value) if self.is_shared(value) else value, self.examples)
+        if is_row:
+            return value
+        if self.is_shared(value):
+            return self.copy(value)
+        return value.expand(self.examples, *value.shape)
 
     def _site(
         self, tensors: tuple[Tensor, ...], layouts: tuple[Layout, ...], output: Layout
@@ -201,51 +216,43 @@ class MappedTape:
             collect_together=self.add_together,
         )
 
-    def _on_copies(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def own(value: Any) -> Any:
-            return (
-                self.copy(value) if isinstance(value, Tensor) and self.is_shared(value) else value
-            )
-
-        return self.stack(target, _map(own, args), _map(own, kwargs))
-
     def copy(self, shared: Tensor) -> Tensor:
-        """Return the copy that one example has of a shared value."""
-        with outside_of_map():
-            site = self._site((), (), Layout(0))
-            copies = generic.spread_to(site, shared, (self.examples, *shared.shape))
-        return with_map(copies)
+        """Return the copy that each example has of a shared value."""
+        site = self._site((), (), Layout(0))
+        return generic.spread_to(site, shared, (self.examples, *shared.shape))
 
-    def spread(self, value: Tensor) -> Tensor:
-        """Return a copy of a tensor that one example may write into."""
-        if self.is_shared(value):
-            return self.copy(value).clone()
-        if is_mapped(value):
-            return value.clone()
-        with outside_of_map():
-            copies = value.expand(self.examples, *value.shape).clone()
-        return with_map(copies)
+    def spread(self, value: Tensor, is_row: bool) -> Tensor:
+        """Return a copy of a tensor for each example, which may write into it."""
+        return self._stacked(value, is_row).clone()
 
-    def draw(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draw random numbers, other ones for each example."""
-        return target(*args, **kwargs)
+    def map(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute any operator for each example; random numbers are drawn for each."""
+        rows: list[Tensor] = []
+        _paired(lambda value, is_row: rows.append(value) if is_row else None, args, stacked)
+        run = mappable(target)
 
-    def stack(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute an operator on all examples by its own kernel."""
-        return stack(self.examples, target, args, kwargs)
+        def of_one(_: Tensor, *values: Tensor) -> Any:
+            left = iter(values)
+            own = _paired(lambda v, is_row: next(left) if is_row else v, args, stacked)
+            return run(*own, **kwargs)
 
-    def each(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-        """Call a function that knows nothing of maps, on one example after the other."""
-        if not any(map(is_mapped, tensors)):
-            with outside_of_map():
-                return function(*tensors)
-        rows = [self._stacked(t).unbind() for t in tensors]
-        with outside_of_map():
-            found = [function(*of_one) for of_one in zip(*rows, strict=True)]
+        with generic.without_fallback_warnings():
+            return vmap(of_one, randomness="different")(self.mask, *rows)
+
+    def each(
+        self, function: Callable[..., Any], stacked: Sequence[bool], tensors: Sequence[Tensor]
+    ) -> Any:
+        """Call a function of the user's own, on one example after the other."""
+        if not any(stacked):
+            return function(*tensors)
+        rows = [self._stacked(*pair).unbind() for pair in zip(tensors, stacked, strict=True)]
+        found = [function(*of_one) for of_one in zip(*rows, strict=True)]
         if isinstance(found[0], Tensor):
-            return with_map(torch.stack(found))
+            return torch.stack(found)
         return tuple(
-            with_map(torch.stack(results)) if isinstance(results[0], Tensor) else results[0]
+            torch.stack(results) if isinstance(results[0], Tensor) else results[0]
             for results in zip(*found, strict=True)
         )
 
@@ -366,9 +373,8 @@ class MappedTape:
             self.waiting.setdefault(name, []).append(found)
 
 
-def _map(change: Any, value: Any) -> Any:
+def _paired(change: Callable[[Any, Any], Any], value: Any, stacked: Any) -> Any:
+    """Return arguments in which every tensor is `change(tensor, is_stacked)`."""
     if isinstance(value, tuple | list):
-        return type(value)(_map(change, v) for v in value)
-    if isinstance(value, dict):
-        return {k: _map(change, v) for k, v in value.items()}
-    return change(value)
+        return [_paired(change, *pair) for pair in zip(value, stacked, strict=True)]
+    return change(value, stacked) if isinstance(value, Tensor) else value

@@ -15,6 +15,7 @@ A *site* is an operator that takes a shared and an example value. Clipping needs
 gradients there and nowhere else.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,8 @@ from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
-from tacit.training.program.stacked import STACKED, simpler_cross_entropy
-from tacit.training.program.torch_internals import mappable
+from tacit.training.program.rules import has_rule
+from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -126,13 +127,18 @@ class _Sorted:
 
     def result(self) -> OneExample:
         uses: Counter[str] = Counter()
+        start = next(n for n in self.graph.nodes if n.op != "placeholder")
+        with self.graph.inserting_before(start):
+            self.count = self.graph.call_function(_count, (self.tape,))
+        self.kinds[self.count] = "constant"
+        self.writes = any(map(written, self.graph.nodes))
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
             if self.kinds[node] != "example" and node.target is recurrence.LAYER:
                 node.target = recurrence.layer_by_torch
             if isinstance(node.target, torch_internals.CustomCall):
-                node.args = (self.tape, *node.args)
+                node.args = (self.tape, self._flags(node.args), *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
             for arg in _occurrences(node):
@@ -242,13 +248,15 @@ class _Sorted:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
-            change = _SIMPLER.get(node.target)
+            change, new = _SIMPLER.get(node.target), node.meta.get("val")
             if change is not None:
                 with self.graph.inserting_before(node):
                     new = change(self.graph, *node.args, **node.kwargs)
-                if new is not None:
-                    node.replace_all_uses_with(new)
-                    self.graph.erase_node(node)
+            elif not isinstance(new, int):  # as a size is, which is the same for all examples
+                continue
+            if new is not None:
+                node.replace_all_uses_with(new)
+                self.graph.erase_node(node)
 
     def _separate_writes(self) -> None:
         """Sort the nodes; a tensor into which an example is written becomes one for each example.
@@ -275,7 +283,7 @@ class _Sorted:
             if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
-                copy = self.graph.call_function(_spread, (self.tape, root))
+                copy = self.graph.call_function(_spread, (self.tape, root, is_row))
             root.replace_all_uses_with(copy, lambda user, own=copy: user is not own)
             return True
         return False
@@ -311,29 +319,62 @@ class _Sorted:
     # Sites ----------------------------------------------------------------------------------------
 
     def _replace(self, node: fx.Node) -> None:
-        """Make a node that needs more than the map a call of the tape."""
-        is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
-        if node.target is _spread or isinstance(node.target, torch_internals.CustomCall):
+        """Make a node of an example one of all examples: see `stacked`."""
+        if node.target in (_spread, operator.getitem) or isinstance(
+            node.target, torch_internals.CustomCall
+        ):
             return
-        if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
-            call = _meet
-        elif is_random(node):
-            call = _draw
-        elif node.target in STACKED or mappable(node.target) is not node.target:
-            call = _stack
-        else:
-            return
-        args: Any = (
-            self.tape,
-            node.target,
-            *node.args,
-        )  # Any: the target is no argument of a graph
-        with self.graph.inserting_before(node):
-            new = self.graph.call_function(call, args, dict(node.kwargs))
+        _give_all_arguments(node)
+        shared = [n for n in node.all_input_nodes if self.kinds[n] == "shared"]
+        is_met = node.target is recurrence.LAYER or (shared and has_rule(node.target))
+        if not is_met:
+            for value in shared:
+                self._copy(value, node)
+        new = lifted(node, self._is_example, self.count, writes=self.writes) if not is_met else None
+        if new is None:
+            call = _meet if is_met else _map
+            args: Any = (self.tape, node.target, self._flags(node.args), *node.args)
+            with self.graph.inserting_before(node):
+                new = self.graph.call_function(call, args, dict(node.kwargs))
+        for inserted in _since(node, self.kinds):
+            self.kinds[inserted] = "example"
         new.meta = dict(node.meta)
-        self.kinds[new] = "example"
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
+
+    def _copy(self, shared: fx.Node, user: fx.Node) -> None:
+        """Give an operator without a rule a copy of a shared value for each example."""
+        with self.graph.inserting_before(user):
+            copy = self.graph.call_function(_copy, (self.tape, shared))
+        copy.meta, self.kinds[copy] = dict(shared.meta), "example"
+        user.replace_input_with(shared, copy)
+
+    def _is_example(self, node: fx.Node) -> bool:
+        return self.kinds[node] == "example"
+
+    def _flags(self, value: Any) -> Any:
+        """Return the structure of arguments, in which True stands for values of examples."""
+        if isinstance(value, tuple | list):
+            return tuple(map(self._flags, value))
+        return isinstance(value, fx.Node) and self._is_example(value)
+
+
+def _since(node: fx.Node, known: dict[fx.Node, Kind]) -> Iterator[fx.Node]:
+    """Yield the nodes just before `node` that are not known yet."""
+    while (node := node.prev) not in known and node.op == "call_function":
+        yield node
+
+
+def _give_all_arguments(node: fx.Node) -> None:
+    """Give the positional arguments that were given by name or not at all."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for argument in schema.arguments[len(args) :]:
+        if not argument.kwarg_only:
+            args.append(kwargs.pop(argument.name, argument.default_value))
+    node.args, node.kwargs = tuple(args), kwargs
 
 
 def _reaches(node: fx.Node, wanted: set[fx.Node]) -> bool:
@@ -402,13 +443,8 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target in (*torch_internals.MODES, _note):
         return True
-    if node.target in (_spread, _meet) and _written_by(node):
-        return True
-    return bool(written(node))
-
-
-def _written_by(node: fx.Node) -> bool:
-    schema = getattr(node.args[1], "_schema", None) if node.target is _meet else None
+    target: Any = node.args[1] if node.target in (_meet, _map) else node.target
+    schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
 
 
@@ -428,20 +464,24 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 # What the graph calls -----------------------------------------------------------------------------
 
 
-def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, args, kwargs)
+def _meet(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.meet(target, stacked, args, kwargs)
 
 
-def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(target, args, kwargs)
+def _map(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.map(target, stacked, args, kwargs)
 
 
-def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(target, args, kwargs)
+def _copy(tape: Any, shared: Tensor) -> Tensor:
+    return tape.copy(shared)
 
 
-def _spread(tape: Any, value: Tensor) -> Tensor:
-    return tape.spread(value)
+def _spread(tape: Any, value: Tensor, is_stacked: bool) -> Tensor:
+    return tape.spread(value, is_stacked)
+
+
+def _count(tape: Any) -> int:
+    return tape.examples
 
 
 def _label(tape: Any, name: str, value: Tensor) -> Tensor:
@@ -463,6 +503,7 @@ def _without_dropout(_: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node 
 # What replaces a node; None leaves it as it is.
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
     aten.cross_entropy_loss.default: simpler_cross_entropy,
+    aten.cat.default: without_empty,
     aten.fill_.Tensor: _simpler_fill,
     aten.dropout.default: _without_dropout,
     aten.dropout_.default: _without_dropout,

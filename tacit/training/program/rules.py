@@ -1,8 +1,8 @@
 """Which layer rule of `gradients` computes an operator of the graph, and how its arguments lie.
 
 A rule takes all examples at once: the stacked input of a site, with the examples on the first axis.
-`joined` says whether the first axis that one example has of its own (a batch of one, or an inner
-batch such as windows) is merged with that axis, as torch's operators expect.
+`joined` says whether the batch that one example has of its own is merged with that axis, as the
+kernels of images expect.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,36 +29,19 @@ from tacit.training.program.recurrence import LAYER
 aten = torch.ops.aten
 
 
+EITHER = (0, 1)  # one of the first two arguments holds examples, the other is shared
+
+
 class Rule(NamedTuple):
     """A layer rule and where its operator takes the examples."""
 
     run: Callable[..., Any]  # (site, *arguments of the operator) -> result of all examples
-    place: int | tuple[int, ...]  # of the arguments that hold examples
-    joined: Callable[..., bool]  # of the operator's arguments, as one example has them
-
-
-def _has_rows(x: Tensor, *_: Any) -> bool:
-    return x.dim() > 1
-
-
-def _second_has_axis(_: Any, ids: Tensor, *__: Any) -> bool:
-    return ids.dim() > 0
-
-
-def _second_has_rows(_: Any, x: Tensor, *__: Any) -> bool:
-    return x.dim() > 1
+    places: tuple[int, ...] = (0,)  # of the arguments that hold examples
+    joined: Callable[..., bool] = lambda *_: False  # of the arguments, with stacked examples
 
 
 def _is_batched(x: Tensor, weight: Tensor, *_: Any) -> bool:
-    return x.dim() == weight.dim()
-
-
-def _normalized(x: Tensor, shape: Any, *_: Any) -> bool:
-    return x.dim() > len(shape)
-
-
-def _never(*_: Any) -> bool:
-    return False
+    return x.dim() > weight.dim()
 
 
 def _always(*_: Any) -> bool:
@@ -100,6 +83,9 @@ def _instance_norm(site: Site, x: Tensor, weight: Any, bias: Any, *rest: Any) ->
 
 
 def _add(site: Site, x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
+    first = other if site.is_shared(x) else x
+    if isinstance(other, Tensor) and first.dim() <= (x if first is other else other).dim():
+        raise Declined  # the result would have more axes than the examples
     return generic.add(site, x, other, alpha=alpha)
 
 
@@ -132,22 +118,22 @@ class _ScaledBy(Operation):
         return (g * scale if needs[0] else None,)
 
 
-_CONVOLUTION = Rule(convolution.convolution, 0, _is_batched)
-_TRANSPOSED = Rule(convolution.transposed_convolution, 0, _is_batched)
+_CONVOLUTION = Rule(convolution.convolution, joined=_is_batched)
+_TRANSPOSED = Rule(convolution.transposed_convolution, joined=_is_batched)
 
 RULES: dict[Any, Rule] = {
-    aten.linear.default: Rule(linear.linear, 0, _has_rows),
-    aten.matmul.default: Rule(linear.matmul, 0, _has_rows),
-    aten.mm.default: Rule(linear.matmul, 0, _has_rows),
-    aten.addmm.default: Rule(_addmm, 1, _second_has_rows),
-    aten.embedding.default: Rule(_embedding, 1, _second_has_axis),
-    aten.layer_norm.default: Rule(_layer_norm, 0, _normalized),
-    aten.rms_norm.default: Rule(normalization.rms_norm, 0, _normalized),
-    aten.group_norm.default: Rule(_group_norm, 0, _always),
-    aten.instance_norm.default: Rule(_instance_norm, 0, _always),
-    aten.add.Tensor: Rule(_add, -1, _never),
-    aten.mul.Tensor: Rule(_mul, -1, _never),
-    LAYER: Rule(recurrent_steps.recurrent_layer, (1, 2, 3), _never),
+    aten.linear.default: Rule(linear.linear),
+    aten.matmul.default: Rule(linear.matmul),
+    aten.mm.default: Rule(linear.matmul),
+    aten.addmm.default: Rule(_addmm, (1,)),
+    aten.embedding.default: Rule(_embedding, (1,)),
+    aten.layer_norm.default: Rule(_layer_norm),
+    aten.rms_norm.default: Rule(normalization.rms_norm),
+    aten.group_norm.default: Rule(_group_norm, joined=_always),
+    aten.instance_norm.default: Rule(_instance_norm, joined=_always),
+    aten.add.Tensor: Rule(_add, EITHER),
+    aten.mul.Tensor: Rule(_mul, EITHER),
+    LAYER: Rule(recurrent_steps.recurrent_layer, (1, 2, 3)),
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _CONVOLUTION),
     **dict.fromkeys((aten.conv3d.default, aten.conv3d.padding), _CONVOLUTION),
@@ -169,7 +155,7 @@ def _index_of_table(tape: Any, table: Tensor, indices: Sequence[Tensor | None]) 
 
 
 def _index_select(tape: Any, table: Tensor, axis: int, ids: Tensor) -> Tensor:
-    if axis != 0 or ids.dim() != 1:
+    if axis != 0 or ids.dim() != 2:
         raise Declined
     return _index_of_table(tape, table, (ids.long(),))
 
@@ -192,31 +178,32 @@ def _embedding_bag(
     sparse: bool = False,  # noqa: ARG001  # the sum is dense: every row receives noise
     weights: Tensor | None = None,
     include_last_offset: bool = False,
-    padding_idx: int = -1,
+    padding_idx: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute bags of table rows: sums (mode 0), means (1) or largest values (2)."""
     if scale_grad_by_freq:
         raise Declined
     weights = tape.copy(weights) if tape.is_shared(weights) else weights
-    rows = tape.meet(aten.embedding.default, (table, ids), {})  # (entries, width)
+    rows = tape.by_rule(_rows, ids, table)  # (examples, entries, width)
     if weights is not None:
-        rows = tape.meet(aten.mul.Tensor, (rows, weights.unsqueeze(1)), {})
-    starts = offsets[:-1] if include_last_offset else offsets
-    places = torch.arange(ids.shape[0], device=ids.device)
-    of_bag = (starts <= places.unsqueeze(1)).sum(1) - 1  # (entries,)
-    is_in = (of_bag == torch.arange(starts.shape[0], device=ids.device).unsqueeze(1)) & (
-        ids != padding_idx
-    )  # (bags, entries)
-    count = is_in.sum(1, keepdim=True)
+        rows = rows * weights.unsqueeze(-1)
+    starts = offsets[:, :-1] if include_last_offset else offsets
+    places = torch.arange(ids.shape[1], device=ids.device)
+    of_bag = (starts.unsqueeze(1) <= places.unsqueeze(1)).sum(-1) - 1  # (examples, entries)
+    bags = torch.arange(starts.shape[1], device=ids.device).unsqueeze(1)
+    is_used = of_bag.unsqueeze(1) == bags
+    if padding_idx is not None:
+        is_used &= (ids != padding_idx).unsqueeze(1)
+    count = is_used.sum(-1, keepdim=True)
     fill = -torch.inf if mode == 2 else 0.0
-    values = torch.where(is_in.unsqueeze(2), rows, fill)  # (bags, entries, width)
+    values = torch.where(is_used.unsqueeze(-1), rows.unsqueeze(1), fill)  # (.., bags, entries, ..)
     if mode == 2:
-        return (torch.where(count > 0, values.amax(1), 0.0), of_bag, count, of_bag)
-    total = values.sum(1)
+        return (torch.where(count > 0, values.amax(2), 0.0), of_bag, count, of_bag)
+    total = values.sum(2)
     return (total if mode == 0 else total / count.clamp_min(1), of_bag, count, of_bag)
 
 
-# (tape, *arguments of the operator) -> its result for one example, inside of the map.
+# (tape, *arguments of the operator) -> its result. Tensors that are not shared are stacked.
 REWRITTEN: dict[Any, Callable[..., Any]] = {
     aten.einsum.default: products.einsum,
     aten.matmul.default: products.matmul,
@@ -230,3 +217,8 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     aten.embedding_bag.default: _embedding_bag,
     aten.embedding_bag.padding_idx: _embedding_bag,
 }
+
+
+def has_rule(target: Any) -> bool:
+    """Return whether an operator with shared values may be computed without copies of them."""
+    return target in RULES or target in REWRITTEN
