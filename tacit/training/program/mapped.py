@@ -40,10 +40,10 @@ from tacit.training.gradients.factored import (
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.site import Declined, Layout, Site
 from tacit.training.noisy_loss import with_loss
-from tacit.training.program import torch_internals
+from tacit.training.program import layers, torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
-from tacit.training.program.rules import EITHER, REWRITTEN, RULES, Rule
+from tacit.training.program.rules import REWRITTEN, RULES
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import require_gradient, with_rows
 
@@ -132,19 +132,29 @@ class MappedTape:
     # Calls of the graph ---------------------------------------------------------------------------
 
     def meet(
-        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        fits: bool,
+        target: Any,
+        stacked: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Compute an operator that takes shared values and examples.
 
-        `stacked` has the structure of `args`, with True for values of all examples.
+        `fits` says whether its rule takes arguments of these kinds. `stacked` has the structure of
+        `args`, with True for values of all examples.
         """
         if torch.is_grad_enabled():
-            for way in (self._rewritten, self._ruled):
-                try:
-                    return way(target, stacked, args, kwargs)
-                except Declined:
-                    pass
-            args = _paired(lambda t, is_row: self._stacked(t, is_row), args, stacked)
+            try:
+                if fits:
+                    return RULES[target].run(self, *args, **kwargs)
+            except Declined:
+                pass
+            try:
+                return self._rewritten(target, stacked, args, kwargs)
+            except Declined:
+                pass
+            args = _paired(self._stacked, args, stacked)
             stacked = _paired(lambda *_: True, args, args)
         return self.map(target, stacked, args, kwargs)
 
@@ -159,41 +169,6 @@ class MappedTape:
 
         return REWRITTEN[target](self, *_paired(own, args, stacked), **kwargs)
 
-    def _ruled(
-        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        rule = RULES.get(target)
-        if rule is None:
-            raise Declined
-        places = rule.places
-        if places == EITHER:
-            places = (1,) if self.is_shared(args[0]) else (0,)
-        for place, (value, is_row) in enumerate(zip(args, stacked, strict=True)):
-            if is_row and place not in places:
-                raise Declined
-            if isinstance(value, Tensor) and value.is_complex():
-                raise Declined  # rules are for real numbers
-        own = [
-            self._stacked(value, is_row) if place in places and value is not None else value
-            for place, (value, is_row) in enumerate(zip(args, stacked, strict=True))
-        ]
-        return self._by_rule(rule, places[0], own, kwargs)
-
-    def by_rule(self, run: Callable[..., Tensor], x: Tensor, shared: Tensor) -> Tensor:
-        """Return `run(site, x, shared)`, where x holds all examples on the first axis."""
-        return self._by_rule(Rule(run), 0, [x, shared], {})
-
-    def _by_rule(self, rule: Rule, place: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        x = args[place]
-        inner = x.shape[1] if rule.joined(*args) else 0
-        if inner:
-            args[place] = x.flatten(0, 1)
-        layout = Layout(0, max(inner, 1))
-        site = self._site((args[place],), (layout,), layout)
-        found = rule.run(site, *args, **kwargs)
-        site.forget_tensors()
-        return found.unflatten(0, (self.examples, inner)) if inner else found
-
     def _stacked(self, value: Tensor, is_row: bool) -> Tensor:
         """Return the values of all examples, on the first axis."""
         if is_row:
@@ -202,14 +177,32 @@ class MappedTape:
             return self.copy(value)
         return value.expand(self.examples, *value.shape)
 
-    def _site(
-        self, tensors: tuple[Tensor, ...], layouts: tuple[Layout, ...], output: Layout
-    ) -> Site:
+    def site(
+        self, compute: Callable[[], Tensor], x: Tensor | None, collect: Callable[[Tensor], None]
+    ) -> Tensor:
+        """Return `compute()`; call `collect` with its gradient, in the backward.
+
+        `x` holds the examples that it is computed from. Shared values have no history there, so
+        if `x` has none either, the anchor stands for it: else autograd would pass the site by.
+        """
+        if x is None or not x.requires_grad:
+            result = _Start.apply(self.anchor, compute)
+        else:
+            result = compute()
+        result.register_hook(collect)
+        return result
+
+    def plain(self, *values: Tensor | None) -> list[Any]:
+        """Return shared values without their history, so that autograd computes no gradients."""
+        return [None if value is None else value.detach() for value in values]
+
+    def recurrent_site(self) -> Site:
+        """Return what the rule of recurrent layers, which has a backward of its own, collects by."""
         return Site(
             self.examples,
-            tensors,
-            layouts,
-            output,
+            (),
+            (),
+            Layout(0),
             self.is_shared,
             self.add,
             self.anchor,
@@ -218,8 +211,7 @@ class MappedTape:
 
     def copy(self, shared: Tensor) -> Tensor:
         """Return the copy that each example has of a shared value."""
-        site = self._site((), (), Layout(0))
-        return generic.spread_to(site, shared, (self.examples, *shared.shape))
+        return layers.copies(self, shared)
 
     def spread(self, value: Tensor, is_row: bool) -> Tensor:
         """Return a copy of a tensor for each example, which may write into it."""
@@ -371,6 +363,19 @@ class MappedTape:
         for tensor, found in generic.pull_back_by_autograd(None, value, gradient, self.parameters):
             name = next(n for n, p in self.parameters.items() if p is tensor)
             self.waiting.setdefault(name, []).append(found)
+
+
+class _Start(torch.autograd.Function):
+    """Gives a history to what is computed from records and shared values alone."""
+
+    @staticmethod
+    def forward(_: Any, __: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        found = compute()
+        return found.clone() if found._is_view() else found  # into which nobody could write
+
+    @staticmethod
+    def backward(*_: Any) -> tuple[None, None]:
+        return None, None
 
 
 def _paired(change: Callable[[Any, Any], Any], value: Any, stacked: Any) -> Any:

@@ -29,7 +29,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.engines.examples import as_written
 from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
-from tacit.training.program.rules import has_rule
+from tacit.training.program.rules import has_rule, places_of
 from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
@@ -327,27 +327,41 @@ class _Sorted:
         _give_all_arguments(node)
         shared = [n for n in node.all_input_nodes if self.kinds[n] == "shared"]
         is_met = node.target is recurrence.LAYER or (shared and has_rule(node.target))
-        if not is_met:
+        fits = False
+        if is_met:
+            fits = self._prepare(node, places_of(node, self.kinds))
+        else:
             for value in shared:
-                self._copy(value, node)
-        new = lifted(node, self._is_example, self.count, writes=self.writes) if not is_met else None
+                node.replace_input_with(value, self._of_all(_copy, node, value))
+        new = None if is_met else lifted(node, self._is_example, self.count, writes=self.writes)
         if new is None:
-            call = _meet if is_met else _map
-            args: Any = (self.tape, node.target, self._flags(node.args), *node.args)
+            args: Any = (node.target, self._flags(node.args), *node.args)
             with self.graph.inserting_before(node):
-                new = self.graph.call_function(call, args, dict(node.kwargs))
+                if is_met:
+                    new = self.graph.call_function(_meet, (self.tape, fits, *args), node.kwargs)
+                else:
+                    new = self.graph.call_function(_map, (self.tape, *args), node.kwargs)
         for inserted in _since(node, self.kinds):
             self.kinds[inserted] = "example"
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
 
-    def _copy(self, shared: fx.Node, user: fx.Node) -> None:
-        """Give an operator without a rule a copy of a shared value for each example."""
+    def _prepare(self, node: fx.Node, places: tuple[int, ...] | None) -> bool:
+        """Stack the arguments that a rule takes stacked; return whether the rule fits."""
+        for place in places or ():
+            value = node.args[place]
+            if isinstance(value, fx.Node) and not self._is_example(value):
+                call = _copy if self.kinds[value] == "shared" else _repeat
+                node.update_arg(place, self._of_all(call, node, value))
+        return places is not None
+
+    def _of_all(self, call: Any, user: fx.Node, value: fx.Node) -> fx.Node:
+        """Return a node for the values that all examples have of a tensor, in front of its user."""
         with self.graph.inserting_before(user):
-            copy = self.graph.call_function(_copy, (self.tape, shared))
-        copy.meta, self.kinds[copy] = dict(shared.meta), "example"
-        user.replace_input_with(shared, copy)
+            found = self.graph.call_function(call, (self.tape, value))
+        found.meta, self.kinds[found] = dict(value.meta), "example"
+        return found
 
     def _is_example(self, node: fx.Node) -> bool:
         return self.kinds[node] == "example"
@@ -443,7 +457,9 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target in (*torch_internals.MODES, _note):
         return True
-    target: Any = node.args[1] if node.target in (_meet, _map) else node.target
+    target: Any = node.target
+    if target in (_meet, _map):
+        target = next(a for a in node.args if hasattr(a, "_schema"))
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
 
@@ -464,8 +480,8 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 # What the graph calls -----------------------------------------------------------------------------
 
 
-def _meet(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, stacked, args, kwargs)
+def _meet(tape: Any, fits: bool, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.meet(fits, target, stacked, args, kwargs)
 
 
 def _map(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
@@ -474,6 +490,10 @@ def _map(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any
 
 def _copy(tape: Any, shared: Tensor) -> Tensor:
     return tape.copy(shared)
+
+
+def _repeat(tape: Any, value: Tensor) -> Tensor:
+    return value.expand(tape.examples, *value.shape)
 
 
 def _spread(tape: Any, value: Tensor, is_stacked: bool) -> Tensor:

@@ -5,7 +5,6 @@ linear layers. The gradients of such a matrix are a part of those of the tensor.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from string import ascii_letters
@@ -14,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.training.gradients import generic, linear
 from tacit.training.gradients.factored import FactoredGradient, Parts, Region
-from tacit.training.gradients.site import Declined, Layout, Site
+from tacit.training.gradients.site import Declined
+from tacit.training.program import layers
 
 aten = torch.ops.aten
 # Their shared tensors may be used as several matrices, whose gradients are joined.
@@ -80,17 +79,15 @@ def _contract(
     rows = x.permute([0, *(1 + have.index(a) for a in (*of_both, *kept, *summed))])
     counts = [prod(sizes[a] for a in letters) for letters in (of_both, kept, summed)]
     order = [term.index(a) for a in (*of_both, *own, *summed)]
-    found = tape.by_rule(
-        lambda site, rows, weight: _products(site, rows, weight, order, len(of_both), len(own)),
-        rows.reshape(len(x), *counts),
-        weight,
+    found = _products(
+        tape, rows.reshape(len(x), *counts), weight, order, len(of_both), len(own)
     )
     letters = [*of_both, *kept, *own]
     return found.reshape([len(x), *(sizes[a] for a in letters)]), "".join(letters)
 
 
 def _products(
-    site: Site, rows: Tensor, weight: Tensor, order: list[int], outer: int, own: int
+    tape: Any, rows: Tensor, weight: Tensor, order: list[int], outer: int, own: int
 ) -> Tensor:
     """Return rows (examples, N, T, K) times the N matrices (P, K) of a shared tensor.
 
@@ -102,24 +99,31 @@ def _products(
     for i, index in enumerate(product(*map(range, view.shape[:outer]))):
         part = view[index]
         matrix = part.reshape(height, rows.shape[3])
-        own_site = site_of_part(site, weight, part, matrix)
-        found.append(linear.linear(own_site, rows[:, i], matrix, layout=Layout(0)))
+        found.append(layers.linear(PartOf(tape, weight, part, matrix), rows[:, i], matrix))
     return torch.stack(found, 1)
 
 
-def site_of_part(site: Site, shared: Tensor, part: Tensor, value: Tensor) -> Site:
-    """Return a site where `value` is shared: the numbers of `part`, a view of a shared tensor."""
-    start = int(part.storage_offset() - shared.storage_offset())
-    region = Region(tuple(part.shape), part.stride(), start, tuple(value.shape))
-    whole = Region(tuple(shared.shape), shared.stride(), 0, tuple(shared.shape))
-    if whole.stop != shared.numel():
-        raise Declined  # its numbers are not adjacent
+class PartOf:
+    """A tape for which `value` is shared: the numbers of `part`, a view of a shared tensor."""
 
-    def collect(_: Tensor, gradient: FactoredGradient) -> None:
-        is_whole = region == whole
-        site.collect(shared, gradient if is_whole else Parts((region,), (gradient,), whole))
+    def __init__(self, tape: Any, shared: Tensor, part: Tensor, value: Tensor) -> None:
+        start = int(part.storage_offset() - shared.storage_offset())
+        self.region = Region(tuple(part.shape), part.stride(), start, tuple(value.shape))
+        self.whole = Region(tuple(shared.shape), shared.stride(), 0, tuple(shared.shape))
+        if self.whole.stop != shared.numel():
+            raise Declined  # its numbers are not adjacent
+        self.tape, self.shared, self.value = tape, shared, value
+        self.site, self.plain = tape.site, tape.plain
 
-    return replace(site, is_shared=lambda tensor: tensor is value, collect=collect)
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        """Return whether the tensor is the part."""
+        return tensor is self.value
+
+    def add(self, _: Tensor, gradient: FactoredGradient) -> None:
+        """Add the gradients of the part to those of the whole."""
+        if self.region != self.whole:
+            gradient = Parts((self.region,), (gradient,), self.whole)
+        self.tape.add(self.shared, gradient)
 
 
 def matmul(tape: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -162,4 +166,4 @@ def bilinear(tape: Any, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | Non
     found = einsum(tape, "...i,...j,oij->...o", (a, b, weight))
     if bias is None:
         return found
-    return tape.by_rule(generic.add, found, bias) if tape.is_shared(bias) else found + bias
+    return layers.add(tape, found, bias) if tape.is_shared(bias) else found + bias
