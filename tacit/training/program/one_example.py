@@ -223,6 +223,7 @@ class _Sorted:
                 if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, tensor._version))
+                node.meta.setdefault("val", tensor)
                 continue
             part = self._input(name)
             with self.graph.inserting_before(node):
@@ -255,6 +256,8 @@ class _Sorted:
             elif not isinstance(new, int):  # as a size is, which is the same for all examples
                 continue
             if new is not None:
+                if isinstance(new, fx.Node):
+                    new.meta = {"val": node.meta.get("val")} | new.meta
                 node.replace_all_uses_with(new)
                 self.graph.erase_node(node)
 

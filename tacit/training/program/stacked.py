@@ -259,14 +259,21 @@ def simpler_cross_entropy(
         or labels.meta["val"].is_floating_point()
     ):
         return None
-    each = graph.call_function(aten.cross_entropy_loss.default, (x, labels, None, 0, ignore_index))
-    total = graph.call_function(aten.sum.default, (each,))
+    losses, rows = x.meta["val"], labels.meta["val"]
+    own = x, labels, None, 0, ignore_index, 0.0
+    each = _described(graph, aten.cross_entropy_loss.default, own, losses.new_empty(rows.shape))
+    total = _described(graph, aten.sum.default, (each,), losses.new_empty(()))
     if reduction == 2:
         return total
-    counted = graph.call_function(aten.ne.Scalar, (labels, ignore_index))
-    return graph.call_function(
-        aten.div.Tensor, (total, graph.call_function(aten.sum.default, (counted,)))
-    )
+    is_counted = _described(graph, aten.ne.Scalar, (labels, ignore_index), rows)
+    counted = _described(graph, aten.sum.default, (is_counted,), rows.new_empty(()))
+    return graph.call_function(aten.div.Tensor, (total, counted))
+
+
+def _described(graph: fx.Graph, target: Any, args: tuple[Any, ...], value: Tensor) -> fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = value
+    return node
 
 
 def without_empty(graph: fx.Graph, tensors: Sequence[fx.Node], axis: int = 0) -> fx.Node | None:
