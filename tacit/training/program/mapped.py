@@ -27,7 +27,6 @@ from tacit.training.engines.bookkeeping import NonFinite
 from tacit.training.engines.examples import Examples, keep_freed_memory, total_squares
 from tacit.training.gradients import generic
 from tacit.training.gradients.factored import (
-    Dense,
     FactoredGradient,
     TableRows,
     Together,
@@ -35,6 +34,7 @@ from tacit.training.gradients.factored import (
     combine,
     held_bytes,
     in_sequence,
+    is_better_joined,
     joined,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in
@@ -71,7 +71,9 @@ def run(
         programs.begin_lot()
     program = programs.program_of(examples.batch)
     tape = MappedTape(program, examples, clip)
-    held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
+    held: dict[str, Tensor] = {**examples.parameters}
+    if not held.keys() >= {*program.names}:
+        held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
     values = [held[name] for name in program.names]
     tape.begin(dict(zip(program.names, values, strict=True)))
 
@@ -106,7 +108,7 @@ class MappedTape:
         self.waiting_together: dict[tuple[str, ...], list[Together]] = {}
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.measured: list[tuple[list[str], FactoredGradient]] = []
-        self.small: dict[int, list[tuple[str, Dense]]] = {}
+        self.small: dict[int, list[tuple[str, FactoredGradient]]] = {}
         self.rounding = 0.0
 
     def begin(self, values: dict[str, Tensor]) -> None:
@@ -314,7 +316,8 @@ class MappedTape:
                 value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
-                sums[name] = part.to(self._dtype_of_sum(name))
+                dtype = self._dtype_of_sum(name)
+                sums[name] = part if part.dtype == dtype else part.to(dtype)
         for name, p in self.parameters.items():
             if name not in sums:
                 sums[name] = zeros_for(p, self._dtype_of_sum(name))
@@ -324,7 +327,7 @@ class MappedTape:
         return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
-        if isinstance(gradient, Dense) and gradient.is_better_joined():
+        if is_better_joined(gradient, self.parameters[name], self.examples):
             self.small.setdefault(self.groups[name], []).append((name, gradient))
         else:
             self._measure([name], gradient)
