@@ -146,18 +146,17 @@ class MappedTape:
         `fits` says whether its rule takes arguments of these kinds. `stacked` has the structure of
         `args`, with True for values of all examples.
         """
-        if torch.is_grad_enabled():
-            try:
-                if fits:
-                    return RULES[target].run(self, *args, **kwargs)
-            except Declined:
-                pass
-            try:
-                return self._rewritten(target, stacked, args, kwargs)
-            except Declined:
-                pass
-            args = _paired(self._stacked, args, stacked)
-            stacked = _paired(lambda *_: True, args, args)
+        try:
+            if fits:
+                return RULES[target].run(self, *args, **kwargs)
+        except Declined:
+            pass
+        try:
+            return self._rewritten(target, stacked, args, kwargs)
+        except Declined:
+            pass
+        args = _paired(self._stacked, args, stacked)
+        stacked = _paired(lambda *_: True, args, args)
         return self.map(target, stacked, args, kwargs)
 
     def _rewritten(
@@ -187,6 +186,8 @@ class MappedTape:
         `x` holds the examples that it is computed from. Shared values have no history there, so
         if `x` has none either, the anchor stands for it: else autograd would pass the site by.
         """
+        if not torch.is_grad_enabled():
+            return compute()
         if x is None or not x.requires_grad:
             result = _Start.apply(self.anchor, compute)
         else:

@@ -329,7 +329,7 @@ class _Sorted:
             return
         _give_all_arguments(node)
         shared = [n for n in node.all_input_nodes if self.kinds[n] == "shared"]
-        is_met = node.target is recurrence.LAYER or (shared and has_rule(node.target))
+        is_met = node.target is recurrence.LAYER or (shared and has_rule(node))
         fits = False
         if is_met:
             fits = self._prepare(node, places_of(node, self.kinds))

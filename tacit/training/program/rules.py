@@ -133,17 +133,19 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
 }
 
 
-def has_rule(target: Any) -> bool:
+def has_rule(node: fx.Node) -> bool:
     """Return whether an operator with shared values may be computed without copies of them."""
-    return target in RULES or target in REWRITTEN
+    if any(n.meta["val"].is_complex() for n in node.all_input_nodes):
+        return False  # rules are for real numbers
+    return node.target in RULES or node.target in REWRITTEN
 
 
 def places_of(node: fx.Node, kinds: dict[fx.Node, str]) -> tuple[int, ...] | None:
     """Return the arguments that the rule of an operator takes stacked; None if it does not fit."""
     rule = RULES.get(node.target)
+    if rule is None:
+        return None
     nodes = {i: a for i, a in enumerate(node.args) if isinstance(a, fx.Node)}
-    if rule is None or any(a.meta["val"].is_complex() for a in nodes.values()):
-        return None  # rules are for real numbers
     places = rule.places
     if places == EITHER:
         places = (1,) if kinds[nodes[0]] == "shared" else (0,)
