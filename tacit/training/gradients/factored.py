@@ -529,15 +529,19 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
+def is_small(parameter: Tensor, examples: int) -> bool:
+    """Return whether to form the gradients of a parameter without asking what is cheapest."""
+    return not parameter.is_cuda and usual(examples) * parameter.numel() <= SMALL
+
+
 def is_better_joined(gradient: FactoredGradient, parameter: Tensor, examples: int) -> bool:
     """Return whether calls of operators for this gradient alone take longer than their work.
 
     `joined` puts such gradients of several parameters into one tensor.
     """
-    if not parameter.is_cuda:
-        return usual(examples) * parameter.numel() <= SMALL
     is_plain = isinstance(gradient, Dense) and gradient.squared is None and gradient.axes is None
-    return is_plain and parameter.numel() <= SMALL
+    fits_gpu = parameter.is_cuda and is_plain and parameter.numel() <= SMALL
+    return fits_gpu or is_small(parameter, examples)
 
 
 def joined(gradients: Sequence[FactoredGradient]) -> Dense:

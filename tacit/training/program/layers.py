@@ -1,14 +1,15 @@
-"""Layer rules: how an operator with parameters is computed, and the gradients that it has.
+"""Layer rules: how an operator with parameters is computed, and its per-example gradients.
 
-A rule takes the arguments of its operator: the examples stacked on the first axis, and shared values
-(parameters, or computed from them). It computes the result by torch's own operators, from shared
-values without their history, so that autograd passes gradients to the examples alone. And it says
-what the gradients of the shared values are, for each example, once the gradient g of the result is
-known: `tape.site`. Each formula below is a sum over the positions of one example.
+A rule takes the arguments of its operator: stacked examples, and shared values (parameters, or
+computed from them). It computes the result by torch's own operators from shared values without
+their history, so that autograd passes gradients to the examples alone. And it says what the
+gradients of the shared values are for each example, once the gradient g of the result is known
+(`MappedTape.site`). Each is a sum over the positions of that example, which are axes behind the
+first one; no rule adds along the first.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ def linear(
 
     def collect(g: Tensor) -> None:
         left = g.reshape(len(x), -1, g.shape[-1])  # (examples, T, P)
-        squared = squared_norm(left) if left.shape[1] == 1 else None
+        is_row = left.shape[1] == 1 and not tape.is_small(weight)
+        squared = squared_norm(left) if is_row else None  # for weight and bias
         if tape.is_shared(weight):
             outer = Outer(left, x.reshape(len(x), -1, x.shape[-1]), left_squared=squared)
             tape.add(weight, outer.transposed() if transposed else outer)
@@ -155,7 +157,10 @@ def group_norm(
     with without_autocast(x):
         y, mean, inverse = torch.native_group_norm(x, w, b, rows, channels, size, groups, eps)
     mean, inverse = (
-        t.detach().view(rows, -1, 1).expand(rows, groups, channels // groups).reshape(rows, channels)
+        t.detach()
+        .view(rows, -1, 1)
+        .expand(rows, groups, channels // groups)
+        .reshape(rows, channels)
         for t in (mean, inverse)
     )
 
@@ -248,9 +253,7 @@ def copies(tape: Any, shared: Tensor) -> Tensor:
 # Convolutions -------------------------------------------------------------------------------------
 
 
-def convolution(
-    tape: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
-) -> Tensor:
+def convolution(tape: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
     return _convolved(tape, x, weight, bias, *options, transposed=False)
 
 

@@ -1,8 +1,9 @@
-"""The clipped sum of a lot: the traced program of one example, mapped over the examples.
+"""The clipped sum of a lot: the traced program of one example, on all examples at once.
 
-The operators of the program run on the stacked examples (`stacked` says why none can reach another).
-At a site a layer rule of `gradients` computes the operator, and in the backward it collects factored
-per-example gradients on the `MappedTape`. Norms, factors and the clipped sum follow.
+The operators of the program run on stacked examples; `stacked` says why none can reach another. At
+a site (an operator with parameters) a rule of `layers` computes the operator, and in the backward
+it collects factored per-example gradients on the `MappedTape`. Norms, factors and the clipped sum
+follow.
 """
 
 import math
@@ -35,6 +36,7 @@ from tacit.training.gradients.factored import (
     held_bytes,
     in_sequence,
     is_better_joined,
+    is_small,
     joined,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in
@@ -131,6 +133,10 @@ class MappedTape:
         """Return whether `tensor` is a shared value."""
         return id(tensor) in self.labels
 
+    def is_small(self, shared: Tensor) -> bool:
+        """Return whether the gradients of a shared value are formed, being so few numbers."""
+        return is_small(shared, self.examples)
+
     # Calls of the graph ---------------------------------------------------------------------------
 
     def meet(
@@ -200,7 +206,7 @@ class MappedTape:
         return [None if value is None else value.detach() for value in values]
 
     def recurrent_site(self) -> Site:
-        """Return what the rule of recurrent layers, which has a backward of its own, collects by."""
+        """Return what the rule of recurrent layers collects by; it has a backward of its own."""
         return Site(
             self.examples,
             (),

@@ -387,11 +387,10 @@ def _give_all_arguments(node: fx.Node) -> None:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return
-    args, kwargs = list(node.args), dict(node.kwargs)
-    for argument in schema.arguments[len(args) :]:
-        if not argument.kwarg_only:
-            args.append(kwargs.pop(argument.name, argument.default_value))
-    node.args, node.kwargs = tuple(args), kwargs
+    kwargs = dict(node.kwargs)
+    rest = [a for a in schema.arguments[len(node.args) :] if not a.kwarg_only]
+    node.args += tuple(kwargs.pop(a.name, a.default_value) for a in rest)
+    node.kwargs = kwargs
 
 
 def _reaches(node: fx.Node, wanted: set[fx.Node]) -> bool:

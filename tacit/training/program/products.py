@@ -24,7 +24,7 @@ BLOCKS = 16  # most matrices of a shared tensor that are multiplied one by one
 
 
 def einsum(tape: Any, equation: str, operands: Sequence[Tensor], **_: Any) -> Tensor:
-    """Compute `torch.einsum` of stacked examples and shared tensors; without a tape, of examples."""
+    """Compute `torch.einsum` of stacked and shared tensors; without a tape, of stacked ones."""
     is_shared = [tape is not None and tape.is_shared(t) for t in operands]
     ranks = [t.dim() - (not shared) for t, shared in zip(operands, is_shared, strict=True)]
     terms, out = _letters(equation, ranks)
@@ -79,9 +79,7 @@ def _contract(
     rows = x.permute([0, *(1 + have.index(a) for a in (*of_both, *kept, *summed))])
     counts = [prod(sizes[a] for a in letters) for letters in (of_both, kept, summed)]
     order = [term.index(a) for a in (*of_both, *own, *summed)]
-    found = _products(
-        tape, rows.reshape(len(x), *counts), weight, order, len(of_both), len(own)
-    )
+    found = _products(tape, rows.reshape(len(x), *counts), weight, order, len(of_both), len(own))
     letters = [*of_both, *kept, *own]
     return found.reshape([len(x), *(sizes[a] for a in letters)]), "".join(letters)
 
@@ -113,7 +111,7 @@ class PartOf:
         if self.whole.stop != shared.numel():
             raise Declined  # its numbers are not adjacent
         self.tape, self.shared, self.value = tape, shared, value
-        self.site, self.plain = tape.site, tape.plain
+        self.site, self.plain, self.is_small = tape.site, tape.plain, tape.is_small
 
     def is_shared(self, tensor: Tensor | None) -> bool:
         """Return whether the tensor is the part."""

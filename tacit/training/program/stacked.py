@@ -84,7 +84,8 @@ class _Lift:
     def __init__(
         self, node: fx.Node, is_example: Callable[[fx.Node], bool], count: fx.Node, writes: bool
     ) -> None:
-        self.node, self.is_example, self.count, self.writes = node, is_example, count, writes
+        self.node: Any = node  # whose arguments have many types
+        self.is_example, self.count, self.writes = is_example, count, writes
         self.values = [n.meta.get("val") for n in node.all_input_nodes]
         self.places = [
             i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and is_example(a)
@@ -114,7 +115,11 @@ class _Lift:
             return self.indexed()
         if target in _IN_FRONT:
             is_plain = target is not aten.pad.default or node.args[2] == "constant"
-            return self.call(target, *node.args) if is_plain and self.takes(_IN_FRONT[target]) else None
+            return (
+                self.call(target, *node.args)
+                if is_plain and self.takes(_IN_FRONT[target])
+                else None
+            )
         return self.elementwise()
 
     def call(self, target: Any, *args: Any) -> fx.Node:
