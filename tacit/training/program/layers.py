@@ -10,6 +10,7 @@ first one; no rule adds along the first.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ def _laid_out(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _add_sum(tape: Any, shared: Tensor, values: Tensor) -> None:
+def _add_sum(tape: Any, shared: Any, values: Tensor) -> None:
     """Add, as the gradients of a shared value, the sums of `values` over what it is repeated on."""
     examples, axes = len(values), values.dim() - shared.dim()
     if values.shape[1:] == shared.shape:
@@ -232,7 +233,8 @@ def add(tape: Any, x: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
         raise Declined
     x, shared = _ordered(tape, x, other)
     (plain,) = tape.plain(shared)
-    return tape.site(lambda: x + plain, x, lambda g: _add_sum(tape, shared, g))
+    collect = partial(_add_sum, tape, shared)
+    return tape.site(lambda: x + plain, x, collect, reads=False)
 
 
 def mul(tape: Any, x: Tensor, other: Any) -> Tensor:

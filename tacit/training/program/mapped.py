@@ -49,6 +49,11 @@ from tacit.training.program.rules import REWRITTEN, RULES
 from tacit.training.program.torch_internals import mappable
 from tacit.training.tree import require_gradient, with_rows
 
+_OVERWRITTEN = (
+    "the program writes into a tensor in place that the gradient of a parameter is computed from. "
+    "Use the operation that returns a new tensor."
+)
+
 
 def run(
     examples: Examples,
@@ -185,12 +190,18 @@ class MappedTape:
         return value.expand(self.examples, *value.shape)
 
     def site(
-        self, compute: Callable[[], Tensor], x: Tensor | None, collect: Callable[[Tensor], None]
+        self,
+        compute: Callable[[], Tensor],
+        x: Tensor | None,
+        collect: Callable[[Tensor], None],
+        *,
+        reads: bool = True,
     ) -> Tensor:
         """Return `compute()`; call `collect` with its gradient, in the backward.
 
         `x` holds the examples that it is computed from. Shared values have no history there, so
         if `x` has none either, the anchor stands for it: else autograd would pass the site by.
+        `reads` says that `collect` reads `x`, which the program must not overwrite then.
         """
         if not torch.is_grad_enabled():
             return compute()
@@ -198,7 +209,14 @@ class MappedTape:
             result = _Start.apply(self.anchor, compute)
         else:
             result = compute()
-        result.register_hook(collect)
+        version = x._version if reads and x is not None else None
+
+        def hook(g: Tensor) -> None:
+            if version is not None and x is not None and x._version != version:
+                raise RuntimeError(_OVERWRITTEN)
+            collect(g)
+
+        result.register_hook(hook)
         return result
 
     def plain(self, *values: Tensor | None) -> list[Any]:
@@ -384,7 +402,7 @@ class _Start(torch.autograd.Function):
         return found.clone() if found._is_view() else found  # into which nobody could write
 
     @staticmethod
-    def backward(*_: Any) -> tuple[None, None]:
+    def backward(*_: Any) -> tuple[None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's own form
         return None, None
 
 

@@ -3,7 +3,7 @@
 `RULES` are for single operators (`layers`). `REWRITTEN` computes an operator by others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +140,7 @@ def has_rule(node: fx.Node) -> bool:
     return node.target in RULES or node.target in REWRITTEN
 
 
-def places_of(node: fx.Node, kinds: dict[fx.Node, str]) -> tuple[int, ...] | None:
+def places_of(node: fx.Node, kinds: Mapping[fx.Node, str]) -> tuple[int, ...] | None:
     """Return the arguments that the rule of an operator takes stacked; None if it does not fit."""
     rule = RULES.get(node.target)
     if rule is None:

@@ -38,11 +38,12 @@ _ELEMENTWISE = {
 _AXES = ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
 _REDUCED = {
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var.correction,
-    aten.std.correction, aten.linalg_vector_norm.default,
+    aten.std.correction, aten.var.dim, aten.std.dim, aten.linalg_vector_norm.default,
 }  # over all axes, if none is given  # fmt: skip
 _ALONG = {
     *_REDUCED, aten.softmax.int, aten.log_softmax.int, aten.cumsum.default, aten.logsumexp.default,
-    aten.topk.default, aten.sort.default, aten.argmax.default, aten.argmin.default,
+    aten.topk.default, aten.sort.default, aten.argsort.default, aten.argmax.default,
+    aten.argmin.default,
     aten.gather.default, aten.scatter.src, aten.scatter_add.default, aten.index_select.default,
     aten.cat.default, aten.stack.default, aten.split.Tensor, aten.split_with_sizes.default,
     aten.chunk.default, aten.unbind.int, aten.select.int, aten.slice.Tensor, aten.narrow.default,
@@ -61,7 +62,7 @@ _SIZED = {
 # The tensor at this place may have any axes in front.
 _IN_FRONT = {
     aten.linear.default: 0, aten.embedding.default: 1, aten.layer_norm.default: 0,
-    aten.rms_norm.default: 0, aten.pad.default: 0,
+    aten.rms_norm.default: 0, aten.pad.default: 0, aten.mT.default: 0,
 }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ class _Lift:
     ) -> None:
         self.node: Any = node  # whose arguments have many types
         self.is_example, self.count, self.writes = is_example, count, writes
-        self.values = [n.meta.get("val") for n in node.all_input_nodes]
+        self.values: list[Any] = [n.meta.get("val") for n in node.all_input_nodes]
         self.places = [
             i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and is_example(a)
         ]
