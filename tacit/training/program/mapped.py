@@ -46,7 +46,7 @@ from tacit.training.program import layers, torch_internals
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.program.rules import REWRITTEN, RULES
-from tacit.training.program.torch_internals import mappable
+from tacit.training.program.torch_internals import mappable, on_its_own
 from tacit.training.tree import require_gradient, with_rows
 
 _OVERWRITTEN = (
@@ -398,8 +398,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, __: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        found = compute()
-        return found.clone() if found._is_view() else found  # into which nobody could write
+        return on_its_own(compute())
 
     @staticmethod
     def backward(*_: Any) -> tuple[None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's own form

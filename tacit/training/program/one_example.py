@@ -31,6 +31,7 @@ from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.rules import has_rule, places_of
 from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
+from tacit.training.program.torch_internals import Untraceable
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -45,14 +46,6 @@ _HOOKED = (
     " has a hook on its gradient (register_hook), which would be left out, or would see gradients "
     "of one record. Remove it, and change p.grad after private.step(batch, update=False) instead."
 )
-
-
-class Untraceable(IncompatibleModel):
-    """Raised with the reason why the program of one example cannot be traced."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)

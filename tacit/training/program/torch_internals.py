@@ -56,6 +56,14 @@ ASKS_FOR_VALUES = (
 )
 
 
+class Untraceable(IncompatibleModel):
+    """Raised with the reason why the program of one example cannot be traced."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 def require() -> None:
     """Raise `IncompatibleModel` if this version of torch lacks a private name used here."""
     if _MISSING:
@@ -215,6 +223,11 @@ def modes_put_back(kind: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, before[0])
         torch.set_autocast_dtype(kind, before[1])
         torch.set_grad_enabled(before[2])
+
+
+def on_its_own(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy of a view: nobody can write into views of custom functions."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 @cache
