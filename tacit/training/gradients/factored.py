@@ -546,7 +546,7 @@ def is_better_joined(gradient: FactoredGradient, parameter: Tensor, examples: in
 
 def joined(gradients: Sequence[FactoredGradient]) -> Dense:
     """Return the gradients of several parameters side by side in one tensor, to save calls."""
-    rows = [wide(gradient.dense()).flatten(1) for gradient in gradients]
+    rows = [wide(gradient.dense()).unsqueeze(1).flatten(1) for gradient in gradients]
     if rows[0].is_cuda:
         rows = [F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows]
     return Dense(torch.cat(rows, 1))

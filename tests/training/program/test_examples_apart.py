@@ -129,6 +129,23 @@ def test_sums_equal_a_loop(name):
     torch.testing.assert_close(found["scale"], want["scale"].float(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_parameter_may_be_a_single_number():
+    class Tempered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.heat = nn.Linear(6, 3), nn.Parameter(torch.tensor(0.7))
+
+        def forward(self, x):
+            return self.first(x).mean((1, 2)) * self.heat
+
+    x = torch.randn(EXAMPLES, 4, 6)
+    found, want = (
+        clipped_sum(Tempered(), total, (x,), Flat(1.0), engine=e).sums["heat"].shape
+        for e in ("program", "loop")
+    )
+    assert found == want == ()
+
+
 def test_an_input_that_is_overwritten_after_its_use_is_refused():
     class Overwrites(nn.Module):
         def __init__(self):
