@@ -136,7 +136,7 @@ def test_a_parameter_may_be_a_single_number():
             self.first, self.heat = nn.Linear(6, 3), nn.Parameter(torch.tensor(0.7))
 
         def forward(self, x):
-            return self.first(x).mean((1, 2)) * self.heat
+            return self.first(x).mean((1, 2), keepdim=True) * self.heat
 
     x = torch.randn(EXAMPLES, 4, 6)
     found, want = (
