@@ -2,8 +2,8 @@
 
 `loss_fn(model, batch)` is followed on a batch of one example of which only shapes and types are
 given. The result is a graph of torch operators: a function of the parameters, one example and
-random numbers. A lot is this graph mapped over its examples, so there is no axis on which examples
-could meet, and no Python of the user runs on private data.
+random numbers. For a lot, each operator of this graph is rewritten for all examples at once, such
+that none reaches another (`stacked` says why), and no Python of the user runs on private data.
 
 Each value of the graph is of one kind:
 

@@ -8,8 +8,7 @@ No example can reach another, because each of them is one of these:
 - an operator along axes that are named in its arguments: the first axis is none of them;
 - a kernel that takes a batch, and computes each entry of it alone: the first axis is in the batch;
 - any other operator: `torch.func.vmap` maps it over the first axis (`MappedTape.map`);
-- a site, an operator with parameters, which a layer rule of `gradients` computes
-  (`MappedTape.meet`).
+- a site, an operator with parameters, which a rule of `layers` computes (`MappedTape.meet`).
 
 Which of them it is follows from the operator alone, before any record is seen.
 """
