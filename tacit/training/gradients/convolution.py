@@ -130,12 +130,28 @@ def _apply(
     layout = site.require(x, weight, bias)
     if layout.dim != 0 or not layout.outermost or x.dim() != weight.dim():
         raise Declined
+    options = stride, padding, dilation, groups, output_padding
+    x, geometry = geometry_of(x, weight, *options, transposed=transposed)
+    return _Convolution(site, weight, bias, geometry).apply(x, weight, bias)
+
+
+def geometry_of(
+    x: Tensor,
+    weight: Tensor,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    output_padding: Size = 0,
+    *,
+    transposed: bool,
+) -> tuple[Tensor, Geometry]:
+    """Return the input, padded if the geometry cannot express its padding, and the geometry."""
     if isinstance(padding, str):
         x, padding = _padding_by_name(x, weight, dilation, padding)
     spans = [_per_axis(size, weight) for size in (stride, padding, dilation, output_padding)]
     kernel = tuple(weight.shape[2:])
-    geometry = Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
-    return _Convolution(site, weight, bias, geometry).apply(x, weight, bias)
+    return x, Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
 
 
 def _per_axis(value: Size, weight: Tensor) -> list[int]:

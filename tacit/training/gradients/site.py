@@ -248,7 +248,7 @@ def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that
 
 def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
     """Return the tensors cast to this dtype; None stays None."""
-    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+    return [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
 
 
 def channels_last(x: Tensor) -> Tensor:

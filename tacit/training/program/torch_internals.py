@@ -21,8 +21,6 @@ from torch.nn.modules import transformer
 from tacit.errors import IncompatibleModel
 
 try:
-    from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]  # has no stub
-    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -40,8 +38,7 @@ try:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "peek_interpreter_stack")
-    _MISSING = ", ".join(name for name in _NAMES if not hasattr(_functorch, name))
+    _MISSING = ""
 except ImportError as error:  # pragma: no cover  # other versions of torch
     _MISSING = str(error)
     TorchDispatchMode = object  # type: ignore[assignment,misc]  # `require` refuses to go on
@@ -57,6 +54,14 @@ ASKS_FOR_VALUES = (
     if _MISSING
     else (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 )
+
+
+class Untraceable(IncompatibleModel):
+    """Raised with the reason why the program of one example cannot be traced."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def require() -> None:
@@ -150,9 +155,9 @@ class CustomCall:
         """Return a hash although values may have none; two traces are compared by `==`."""
         return hash(self.function)
 
-    def __call__(self, tape: Any, *tensors: Tensor) -> Any:
-        """Call the function for each example."""
-        return tape.each(self.on, tensors)
+    def __call__(self, tape: Any, stacked: Any, *tensors: Tensor) -> Any:
+        """Call the function for each example; `stacked` says which tensors differ among them."""
+        return tape.each(self.on, stacked, tensors)
 
     def on(self, *tensors: Tensor) -> Any:
         """Call the function."""
@@ -230,34 +235,9 @@ def modes_put_back(kind: str) -> Iterator[None]:
         torch.set_grad_enabled(before[2])
 
 
-def without_map(tensor: Tensor, examples: int) -> Tensor:
-    """Return all examples of a tensor inside of `torch.func.vmap`, stacked on the first axis."""
-    level = _functorch.maybe_get_level(tensor)
-    if level is None or level < 0:
-        return tensor.expand(examples, *tensor.shape)
-    whole = _functorch.get_unwrapped(tensor)
-    axis = _functorch.maybe_get_bdim(tensor)
-    return whole if axis == 0 else whole.movedim(axis, 0)
-
-
-def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor inside of `torch.func.vmap` differs from example to example."""
-    return _functorch.is_batchedtensor(tensor)
-
-
-def outside_of_map() -> AbstractContextManager[Any]:  # Any: its value is unused
-    """Return a context that leaves the innermost `torch.func.vmap`."""
-    return temporarily_pop_interpreter_stack()
-
-
-def with_map(stacked: Tensor) -> Tensor:
-    """Return the tensor of one example, of which `stacked` holds all; use it inside of vmap."""
-    return _functorch._add_batch_dim(stacked, 0, level())
-
-
-def level() -> int:
-    """Return the level of the innermost `torch.func.vmap`."""
-    return _functorch.peek_interpreter_stack().level()
+def on_its_own(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy of a view: nobody can write into views of custom functions."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 @cache
