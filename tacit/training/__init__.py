@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
+    from tacit.training.checkpoint import load_replay, replay_state
     from tacit.training.checkpoint_file import Checkpoint, LostSteps
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
@@ -79,8 +80,10 @@ _HOMES = {
     "clipped_sum": "lot_sum",
     "count_steps": "plan",
     "fix": "batch_norm",
+    "load_replay": "checkpoint",
     "make_private": "make",
     "price_bands": "banded_noise",
+    "replay_state": "checkpoint",
 }
 
 __all__ = [
@@ -119,8 +122,10 @@ __all__ = [
     "clipped_sum",
     "count_steps",
     "fix",
+    "load_replay",
     "make_private",
     "price_bands",
+    "replay_state",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

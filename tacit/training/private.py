@@ -5,8 +5,8 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from tacit import accounting
+from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Entry, Ledger
 from tacit.training import checkpoint as restarts
+from tacit.training.adam import tell_noise
 from tacit.training.checkpoint_file import Checkpoint, LostSteps, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
@@ -132,7 +134,9 @@ class Private:
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             defer = update and self._may_defer and self._replayed is not None
-            with self._guard:  # map the program over the lot, clip and add; private
+            is_first = self.steps_taken == self._position.first_step
+            slow = told_if_slow("taking the first step") if is_first else nullcontext()
+            with slow, self._guard:  # map the program over the lot, clip and add; private
                 total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)
             deferred = self._lot_sum.deferred() if defer else None
             self._pay_and_release(total, drawn, clip, update=update, deferred=deferred)
@@ -171,7 +175,10 @@ class Private:
         with Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
-            self._observe(scales)
+            if self._mean is not None:
+                self._mean.observe(step)
+            noise_std = multiplier * self._noise.deviation(step) / plan.expected_batch
+            tell_noise(self._optimizer, self._parameters.values(), scales, noise_std)
             at.steps_taken += 1  # first: this noise is not drawn again if the rest fails
             how = {"step": step, "noise_multiplier": multiplier}
             if update and self._replayed is not None:
@@ -195,20 +202,6 @@ class Private:
     def _clip(self) -> Clip:
         """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
         return self._plan.clip_at(self.steps_taken, self._position.clip_moves)
-
-    def _observe(self, scales: Sequence[float]) -> None:
-        """Before a step moves them, add the weights to their mean, and state the noise's scale.
-
-        Optimizers that correct for noise, such as `AdamBC`, are given that public number.
-        """
-        if self._mean is not None:
-            self._mean.observe(self.steps_taken)
-        state_noise = getattr(self._optimizer, "state_noise", None)
-        if state_noise is not None:
-            step, plan = self.steps_taken, self._plan
-            factor = plan.noise_at(step) * self._noise.deviation(step) / plan.expected_batch
-            stds = [factor * scale for scale in scales]
-            state_noise(zip(self._parameters.values(), stds, strict=True))
 
     # Loops ----------------------------------------------------------------------------------------
 
