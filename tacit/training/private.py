@@ -1,8 +1,32 @@
 """DP-SGD around a model that stays the user's own. Abadi et al. 2016, Algorithm 1.
 
-One step: draw a lot, clip each example's gradient, add the clipped gradients, pay, add noise once,
-divide by the declared batch size, and let the user's optimizer move the user's parameters. Nothing
-is attached to either of them: all that leaves the step is `p.grad`.
+`Private.step` and `_pay_and_release` are one step, from top to bottom:
+
+1. *draw*: the sampler whose event is billed draws the records of this step, from the run's key and
+   the step's number alone (`lots`). Loops over `private` get the lots in order, each once.
+2. *map, clip, add* (`lot_sum`): the gradient of each record is that of the program of one example
+   (`program`) on this record alone, and the vector that the record adds is clipped to norm C =
+   `clip.clip_norms` in each group; one that is not finite adds zero. So adding or removing one
+   record moves the sum by at most C, and that is all that is assumed of it below.
+3. *pay* (`payments`): the whole plan is reserved in the ledger before the first step, and each step
+   is ticked off before anything of it leaves.
+4. *noise, divide*: the sum goes out with noise of standard deviation `noise_multiplier` times C, on
+   a grid, and is divided by the declared batch size, never by the drawn one: `p.grad`.
+5. *update*: the user's optimizer moves the user's parameters by `p.grad`, which is post-processing.
+
+If the process ends or an error is raised
+
+- before 3: nothing was paid and nothing left; the lot can be used again.
+- between 3 and 4: the step is paid, and nothing left. The same process may use the lot again, which
+  is paid once. A new process has a new key: it takes the step again with another lot and other
+  noise, and pays again, out of the plan's reserve (`checkpoint`).
+- after 4: whoever saw `p.grad` saw a release that is paid. A new process goes on from the newest
+  checkpoint; the steps that it takes again are other releases, and are paid too. No two sums ever
+  share noise.
+
+Ctrl-C waits from 4 to 5 (`Uninterrupted`), and the step is counted before its noise is drawn, so
+that no step of this process draws that noise again. Nothing is attached to the model or the
+optimizer: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator
