@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
+from tacit.training.one_by_one import OTHER_SHAPE, rest_of
 from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
 from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
-from tacit.training.program.torch_internals import version_of
+from tacit.training.torch_internals import version_of
 from tacit.training.tree import Batch, LossFn, map_rows, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`

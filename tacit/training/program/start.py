@@ -21,6 +21,7 @@ from tacit.training.distributed import gathered
 from tacit.training.examples import Examples, as_views, losses_of, views_one_by_one
 from tacit.training.key import randomness
 from tacit.training.memory_limit import starting_limit
+from tacit.training.one_by_one import random_like
 from tacit.training.program import mapped
 from tacit.training.program.comparison import (
     EXAMPLES,
@@ -30,7 +31,6 @@ from tacit.training.program.comparison import (
     require_same_alone,
     resampled_like,
 )
-from tacit.training.program.one_by_one import random_like
 from tacit.training.program.one_example import OneExample, Untraceable
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.programs import Programs

@@ -267,7 +267,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)`, by the faster library; autograd does not see it.
 
     Both libraries add in float32, in different orders. Bounds on rounding errors hold for any
-    order (`gradients.ghost_norm`), so they cover both.
+    order (`rules.ghost_norm`), so they cover both.
     """
     if _may_use_onednn(x) and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
         return _ONEDNN(x, weight, bias, "none", [], "")
