@@ -69,6 +69,27 @@ class Straight(torch.autograd.Function):
         return g
 
 
+class Round(torch.autograd.Function):
+    """A straight-through estimator that vmap can run."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w):
+        return w.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+straight, rounded = Straight.apply, Round.apply  # as most programs keep them
+
+
 def alias(m, h):
     return h @ m.w + h @ m.held[0]
 
@@ -141,6 +162,13 @@ PROGRAMS = {
         w=parameter(2, 3, 2),
     ),
     "backward that writes": lambda: Apply(lambda m, h: h @ Straight.apply(m.w), w=parameter(6, 6)),
+    "function kept before": lambda: Apply(lambda m, h: h @ straight(m.w), w=parameter(6, 6)),
+    "mapped function kept before": lambda: Apply(
+        lambda m, h: h @ rounded(3 * m.w) + rounded(h * m.v), w=parameter(6, 6), v=parameter(6)
+    ),
+    "mapped function": lambda: Apply(
+        lambda m, h: h @ torch.func.vmap(rounded)(3 * m.w), w=parameter(6, 6)
+    ),
 }
 
 
