@@ -86,8 +86,7 @@ def start(
 ) -> Started:
     """Trace the program of one example, and compare it with `loss_fn` on synthetic records.
 
-    Of the records, only the shapes are used, and values that are not tensors and must be the same
-    for all. `usual` is the size of a lot.
+    Of the records, only the shapes are used. `usual` is the size of a lot.
     """
     blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
