@@ -29,7 +29,6 @@ BOUNDS = {
 }
 # Names that may occur twice, because folder and name together are the noun.
 FILES_TWICE = {
-    "linear": ["regression/linear.py", "training/gradients/linear.py"],
     "noise": ["training/gpu/noise.py", "training/noise.py"],
 }
 CLASSES_TWICE = {

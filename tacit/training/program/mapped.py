@@ -7,6 +7,7 @@ follow.
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from tacit.training import torch_internals
 from tacit.training.clip import (
     ROUNDING,
     Clip,
@@ -25,8 +27,12 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.examples import Examples, keep_freed_memory, total_squares
-from tacit.training.gradients import generic
-from tacit.training.gradients.factored import (
+from tacit.training.noisy_loss import with_loss
+from tacit.training.program.derived import pulled_by_autograd
+from tacit.training.program.one_example import OneExample
+from tacit.training.program.programs import Programs
+from tacit.training.rules import layers
+from tacit.training.rules.factored import (
     FactoredGradient,
     TableRows,
     Together,
@@ -38,14 +44,10 @@ from tacit.training.gradients.factored import (
     is_small,
     joined,
 )
-from tacit.training.gradients.ghost_norm import multiplied_in
-from tacit.training.gradients.site import Declined, Layout, Site
-from tacit.training.noisy_loss import with_loss
-from tacit.training.program import layers, torch_internals
-from tacit.training.program.one_example import OneExample
-from tacit.training.program.programs import Programs
-from tacit.training.program.rules import REWRITTEN, RULES
-from tacit.training.program.torch_internals import mappable, on_its_own, version_of
+from tacit.training.rules.ghost_norm import multiplied_in
+from tacit.training.rules.operands import Declined
+from tacit.training.rules.operators import REWRITTEN, RULES
+from tacit.training.torch_internals import mappable, on_its_own, version_of
 from tacit.training.tree import require_gradient, with_rows
 
 NonFinite = Literal["look", "mask", "ignore"]
@@ -228,19 +230,6 @@ class MappedTape:
         """Return shared values without their history, so that autograd computes no gradients."""
         return [None if value is None else value.detach() for value in values]
 
-    def recurrent_site(self) -> Site:
-        """Return what the rule of recurrent layers collects by; it has a backward of its own."""
-        return Site(
-            self.examples,
-            (),
-            (),
-            Layout(0),
-            self.is_shared,
-            self.add,
-            self.anchor,
-            collect_together=self.add_together,
-        )
-
     def copy(self, shared: Tensor) -> Tensor:
         """Return the copy that each example has of a shared value."""
         return layers.copies(self, shared)
@@ -262,7 +251,9 @@ class MappedTape:
             own = _paired(lambda v, is_row: next(left) if is_row else v, args, stacked)
             return run(*own, **kwargs)
 
-        with generic.without_fallback_warnings():
+        with warnings.catch_warnings():
+            # for an operator without a batching rule, which runs example by example
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             return vmap(of_one, randomness="different")(self.mask, *rows)
 
     def each(
@@ -376,7 +367,8 @@ class MappedTape:
                 for source, step in sources:
                     self.waiting.setdefault(source, []).append(step(gradient, *values))
                 if not sources:
-                    self._pull_back(values[0], gradient)
+                    for source, found in pulled_by_autograd(values[0], gradient, self.parameters):
+                        self.waiting.setdefault(source, []).append(found)
         uses = Counter(name for names in self.waiting_together for name in names)
         for names, together in self.waiting_together.items():
             whole = in_sequence(together)
@@ -391,11 +383,6 @@ class MappedTape:
         for members in self.small.values():
             names, gradients = zip(*members, strict=True)
             self._measure(list(names), joined(gradients))
-
-    def _pull_back(self, value: Tensor, gradient: FactoredGradient) -> None:
-        for tensor, found in generic.pull_back_by_autograd(None, value, gradient, self.parameters):
-            name = next(n for n, p in self.parameters.items() if p is tensor)
-            self.waiting.setdefault(name, []).append(found)
 
 
 class _Start(torch.autograd.Function):

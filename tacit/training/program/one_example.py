@@ -26,12 +26,13 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
+from tacit.training import torch_internals
 from tacit.training.examples import as_written
-from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
-from tacit.training.program.rules import has_rule, places_of
 from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
-from tacit.training.program.torch_internals import Untraceable, schema_of, version_of
+from tacit.training.rules import products, recurrent
+from tacit.training.rules.operators import has_rule, places_of
+from tacit.training.torch_internals import Untraceable, schema_of, version_of
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
         check_losses(losses, views)
         return losses.mean()
 
-    with recurrence.LayerByLayer():
+    with recurrent.LayerByLayer():
         module = torch_internals.traced(program, tensors)
     return _Sorted(module, model).result()
 
@@ -135,8 +136,8 @@ class _Sorted:
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
-            if self.kinds[node] != "example" and node.target is recurrence.LAYER:
-                node.target = recurrence.layer_by_torch
+            if self.kinds[node] != "example" and node.target is recurrent.LAYER:
+                node.target = recurrent.layer_by_torch
             if isinstance(node.target, torch_internals.CustomCall):
                 node.args = (self.tape, self._flags(node.args), *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
@@ -332,7 +333,7 @@ class _Sorted:
             return
         _give_all_arguments(node)
         shared = [n for n in node.all_input_nodes if self.kinds[n] == "shared"]
-        is_met = node.target is recurrence.LAYER or (shared and has_rule(node))
+        is_met = node.target is recurrent.LAYER or (shared and has_rule(node))
         fits = False
         if is_met:
             fits = self._prepare(node, places_of(node, self.kinds))

@@ -21,9 +21,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
-from tacit.training.gradients.site import channels_last
-from tacit.training.program import products
-from tacit.training.program.torch_internals import schema_of
+from tacit.training.rules import products
+from tacit.training.rules.operands import channels_last
+from tacit.training.torch_internals import schema_of
 
 aten = torch.ops.aten
 # They compute each number alone, and are not tagged so by torch.

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients.convolution import Convolved, geometry_of
-from tacit.training.gradients.factored import Dense, Outer, TableRows, bias_gradient
-from tacit.training.gradients.ghost_norm import squared_norm
-from tacit.training.gradients.site import (
+from tacit.training.rules.convolution import Convolved, geometry_of
+from tacit.training.rules.factored import Dense, Outer, TableRows, bias_gradient
+from tacit.training.rules.ghost_norm import squared_norm
+from tacit.training.rules.operands import (
     Declined,
     autocast,
     cast,

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from tacit.training.arithmetic import ROWS, block_sums, lost_below_range
 from tacit.training.clip import accumulator
-from tacit.training.gradients import ghost_norm
-from tacit.training.gradients.ghost_norm import (
+from tacit.training.rules import ghost_norm
+from tacit.training.rules.ghost_norm import (
     GhostNorm,
     has_kernels,
     in_double,
@@ -29,7 +29,7 @@ from tacit.training.gradients.ghost_norm import (
     usual,
     wide,
 )
-from tacit.training.gradients.site import Unsupported
+from tacit.training.rules.operands import Unsupported
 
 # Gradients of up to SMALL numbers are formed, and handled side by side in one tensor. On a GPU each
 # begins at a multiple of ALIGNED numbers, because kernels read several numbers at a time.
@@ -88,17 +88,6 @@ class Dense:
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:  # noqa: ARG002  # exact
         return (squared_norm(self.values) if self.squared is None else self.squared), self
-
-    def is_better_joined(self) -> bool:
-        """Return True if a GPU takes longer to launch kernels for this gradient than to run them.
-
-        `joined` puts such gradients of several parameters into one tensor.
-        """
-        if self.squared is not None or self.axes is not None:
-            return False
-        if self.values.is_cuda:
-            return self.values[0].numel() <= SMALL
-        return usual(self.values.numel()) <= SMALL
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
@@ -248,41 +237,6 @@ class TableRows:
         if bounded:
             return kept(self.values.double() * factors.double().view(-1, 1, 1), keep)
         return wide(scaled(self.values, factors, keep))
-
-
-@dataclass(frozen=True)
-class Concatenated:
-    """Gradients of a parameter whose blocks of rows (first axis) each have a factored gradient.
-
-    An example is the packed projection of an attention layer.
-    """
-
-    blocks: tuple[FactoredGradient, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return min((block.dtype for block in self.blocks), key=lambda d: torch.finfo(d).bits)
-
-    def dense(self) -> Tensor:
-        return torch.cat([block.dense() for block in self.blocks], dim=1)
-
-    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
-        found = [block.settle(bounded=bounded) for block in self.blocks]
-        squared, blocks = zip(*found, strict=True)
-        return torch.stack(squared).sum(0), Concatenated(blocks)
-
-    def weighted_sum(
-        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
-    ) -> Tensor:
-        found = [block.weighted_sum(factors, keep, bounded=bounded) for block in self.blocks]
-        return torch.cat(found)
-
-    def heights(self) -> tuple[int, ...]:
-        """Return how many rows of the parameter each block covers."""
-        return tuple(
-            block.left.shape[2] if isinstance(block, Outer) else block.dense().shape[1]
-            for block in self.blocks
-        )
 
 
 class Region(NamedTuple):
@@ -496,10 +450,6 @@ def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
         if not rows:
             return _one_product(outers)
         return Tied(_one_product(outers), _one_lookup(rows)) if outers else _one_lookup(rows)
-    stacks = [g for g in gradients if isinstance(g, Concatenated)]
-    if len(stacks) == len(gradients) and len({stack.heights() for stack in stacks}) == 1:
-        aligned = zip(*(stack.blocks for stack in stacks), strict=True)
-        return Concatenated(tuple(combine(blocks) for blocks in aligned))
     parts = [g for g in gradients if isinstance(g, Parts)]
     together = Parts.together(parts) if len(parts) == len(gradients) else None
     if together is not None:

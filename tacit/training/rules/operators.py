@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from tacit.training.gradients import recurrent_steps
-from tacit.training.gradients.site import Declined
-from tacit.training.program import layers, products
-from tacit.training.program.recurrence import LAYER
+from tacit.training.rules import layers, products, recurrent
+from tacit.training.rules.operands import Declined
 
 aten = torch.ops.aten
 EITHER = (0, 1)  # one of the first two arguments holds examples, the other is shared
@@ -23,11 +21,6 @@ class Rule(NamedTuple):
 
     run: Callable[..., Any]  # (tape, *arguments of the operator) -> result of all examples
     places: tuple[int, ...] = (0,)  # of the arguments that hold examples
-
-
-def _recurrent(tape: Any, *args: Any) -> Any:
-    site = tape.recurrent_site()
-    return recurrent_steps.recurrent_layer(site, *args)
 
 
 RULES: dict[Any, Rule] = {
@@ -42,7 +35,7 @@ RULES: dict[Any, Rule] = {
     aten.instance_norm.default: Rule(layers.instance_norm),
     aten.add.Tensor: Rule(layers.add, EITHER),
     aten.mul.Tensor: Rule(layers.mul, EITHER),
-    LAYER: Rule(_recurrent, (1, 2, 3)),
+    recurrent.LAYER: Rule(recurrent.recurrent_layer, (1, 2, 3)),
     **dict.fromkeys(
         (
             aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding,

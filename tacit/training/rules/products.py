@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.training.gradients.factored import FactoredGradient, Parts, Region
-from tacit.training.gradients.site import Declined
-from tacit.training.program import layers
+from tacit.training.rules import layers
+from tacit.training.rules.factored import FactoredGradient, Parts, Region
+from tacit.training.rules.operands import Declined
 
 aten = torch.ops.aten
 # Their shared tensors may be used as several matrices, whose gradients are joined.

@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear, products
+from tacit.training.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 

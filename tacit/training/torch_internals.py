@@ -28,6 +28,7 @@ try:
         unset_fake_temporarily,
     )
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+    from torch.autograd.function import _SingleLevelFunction
     from torch.fx.experimental.proxy_tensor import (
         disable_proxy_modes_tracing,
         get_proxy_mode,
@@ -118,13 +119,17 @@ def _anew(script: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of torch another value for a while."""
-    plain = vars(owner)[name]
+    """Give an attribute of torch another value for a while; it may be inherited before."""
+    inherited = object()
+    plain = vars(owner).get(name, inherited)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, plain)
+        if plain is inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, plain)
 
 
 def _is_said_causal(_: Any, is_causal: bool | None = None, __: Any = None) -> bool:
@@ -170,12 +175,13 @@ class CustomCall:
 def _whole_functions() -> Iterator[None]:
     """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward.
 
+    Programs keep `apply` of their function, such as `round = Round.apply`. It calls that of the
+    base class, which is looked up at each call, so this is the one that is replaced.
     `nn.Transformer` does not look at the values of its mask: a causal one is as any other.
     """
-    plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        mode, call = get_proxy_mode(), plain.__get__(None, cls)
+        mode, call = get_proxy_mode(), super(_SingleLevelFunction, cls).apply
         if mode is None or kwargs or cls.__module__.startswith("torch."):
             return call(*args, **kwargs)
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -187,7 +193,7 @@ def _whole_functions() -> Iterator[None]:
         return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
 
     with (
-        _replaced(torch.autograd.Function, "apply", classmethod(apply)),
+        _replaced(_SingleLevelFunction, "apply", classmethod(apply)),
         _replaced(transformer, "_detect_is_causal_mask", _is_said_causal),
     ):
         yield
@@ -267,7 +273,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)`, by the faster library; autograd does not see it.
 
     Both libraries add in float32, in different orders. Bounds on rounding errors hold for any
-    order (`gradients.ghost_norm`), so they cover both.
+    order (`rules.ghost_norm`), so they cover both.
     """
     if _may_use_onednn(x) and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
         return _ONEDNN(x, weight, bias, "none", [], "")
