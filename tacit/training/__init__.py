@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tacit.training.banded_noise import Banded, choose_bands, price_bands
     from tacit.training.batch_norm import fix
     from tacit.training.callbacks import (
-        Callback,
         MLflow,
         ReleasedStep,
         RichProgress,
@@ -27,20 +26,19 @@ if TYPE_CHECKING:
         WandB,
     )
     from tacit.training.checkpoint_file import Checkpoint, LostSteps
-    from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
+    from tacit.training.clip import Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
-    from tacit.training.epochs import Epoch
     from tacit.training.examples import Views
     from tacit.training.key import Key
     from tacit.training.lot_sum import clipped_sum
     from tacit.training.make import make_private
-    from tacit.training.noise import NoisyMean
     from tacit.training.noisy_loss import NoisyLoss
-    from tacit.training.plan import Geometric, Linear, Stairs, count_steps
+    from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.program.pad_to import PadTo
-    from tacit.training.speed import Speed
+    from tacit.training.schedules import Geometric, Linear, ScheduledClip, Stairs
+    from tacit.training.settings import Noise, Reports, Speed
     from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
@@ -48,28 +46,27 @@ _HOMES = {
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
     "Banded": "banded_noise",
-    "Callback": "callbacks",
     "Checkpoint": "checkpoint_file",
-    "ClippedSum": "clip",
     "EMA": "ema",
-    "Epoch": "epochs",
-    "Geometric": "plan",
+    "Geometric": "schedules",
     "Flat": "clip",
     "Key": "key",
-    "Linear": "plan",
+    "Linear": "schedules",
     "LostSteps": "checkpoint_file",
     "MLflow": "callbacks",
+    "Noise": "settings",
     "NoisyLoss": "noisy_loss",
-    "NoisyMean": "noise",
     "PadTo": "program.pad_to",
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
     "Ranks": "distributed",
     "ReleasedStep": "callbacks",
+    "Reports": "settings",
     "RichProgress": "callbacks",
-    "Speed": "speed",
-    "Stairs": "plan",
+    "ScheduledClip": "schedules",
+    "Speed": "settings",
+    "Stairs": "schedules",
     "TensorBoard": "callbacks",
     "Users": "users",
     "Views": "examples",
@@ -89,25 +86,24 @@ __all__ = [
     "AdaptiveClip",
     "Automatic",
     "Banded",
-    "Callback",
     "Checkpoint",
-    "ClippedSum",
-    "Epoch",
     "Flat",
     "Geometric",
     "Key",
     "Linear",
     "LostSteps",
     "MLflow",
+    "Noise",
     "NoisyLoss",
-    "NoisyMean",
     "PadTo",
     "PerGroup",
     "PerLayer",
     "Private",
     "Ranks",
     "ReleasedStep",
+    "Reports",
     "RichProgress",
+    "ScheduledClip",
     "Speed",
     "Stairs",
     "TensorBoard",

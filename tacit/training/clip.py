@@ -283,6 +283,18 @@ class ClippedSum:
         return f"ClippedSum({len(self.sums)} parameters, private)"
 
 
+def rule_of(clip_norm: float | Clip) -> Clip:
+    """Return a clip rule as it is, and `Flat` for a number; raise for anything else."""
+    if isinstance(clip_norm, int | float):
+        return Flat(clip_norm)
+    if not hasattr(clip_norm, "noise_scales"):
+        raise TypeError(
+            "clip_norm must be a number, a clip rule of tacit.training such as PerLayer, or "
+            f"AdaptiveClip or ScheduledClip of one of these, got {type(clip_norm).__name__}."
+        )
+    return clip_norm
+
+
 def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
     """Return a clip rule like `clip`, with the clip norm of each group times its factor.
 
