@@ -81,7 +81,7 @@ row_1() {
   py << 'PY'
 import torch
 from torch.nn import functional as F
-from tacit.training import Linear, PerLayer, Speed
+from tacit.training import Linear, PerLayer, ScheduledClip, Speed
 
 torch.manual_seed(0)
 x = torch.randn(2_000, 10)
@@ -116,7 +116,7 @@ lots, plan = trained()
 batches, _ = trained(by="batches", speed=Speed(max_microbatch=64))  # a lot in parts is the same lot
 assert torch.allclose(lots, batches, atol=1e-4), (lots - batches).abs().max()
 per_layer, _ = trained(lambda model: PerLayer.split(model, 1.0))
-scheduled, other = trained(clip_schedule=Linear(1.0, 0.5))
+scheduled, other = trained(lambda model: ScheduledClip(1.0, Linear(1.0, 0.5)))
 assert other.noise_multiplier == plan.noise_multiplier  # a schedule of clip norms is free
 assert not torch.allclose(lots, per_layer) and not torch.allclose(lots, scheduled)
 PY

@@ -112,8 +112,9 @@ class StepReports:
         if not self.callbacks:
             return
         is_end = epoch_bounds(self.plan, step)[1] == step + 1
-        has_price = is_end and self.delta is not None
-        epsilon = run.epsilon_at(step + 1, delta=self.delta) if has_price else None
+        epsilon = None
+        if is_end and self.delta is not None:
+            epsilon = run.epsilon_at(step + 1, delta=self.delta)
         released = self.released(step, run._clip().clip_norms, epsilon)
         for callback in self.callbacks:
             callback(released)

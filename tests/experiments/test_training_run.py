@@ -25,8 +25,9 @@ from tacit.experiments.training_touches import releases
 from tacit.ledger import Budget, Ledger
 from tacit.report import verify_run, write_page
 from tacit.sampling import Poisson
-from tacit.training import Banded, NoisyMean
+from tacit.training import Banded
 from tacit.training.banded_noise import Bands
+from tacit.training.noise import NoisyMean
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from looped_reference import alone, set_up
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -241,8 +242,7 @@ def trained(way, make, loss_fn=loss_of, *, around=warnings.catch_warnings, steps
                 options.pop("dataset", data()),
                 loss_fn,
                 steps=steps,
-                check=way == "traced",
-                **settings | options,
+                **with_speed({"check": way == "traced"} | settings | options),
             )
         for lot in private:
             with around():
