@@ -89,8 +89,7 @@ class TrainingSetup:
     @property
     def banded(self) -> Any:  # Any: a `Banded`, or None
         """The settings of correlated noise; None for independent noise."""
-        given = self.settings.get("noise")
-        return getattr(given, "correlated", given)
+        return getattr(self.settings.get("noise"), "correlated", self.settings.get("noise"))
 
     @property
     def noisy_loss(self) -> Any:  # Any: a `NoisyLoss`, or None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
-    from tacit.training.checkpoint_file import Checkpoint, LostSteps
+    from tacit.training.checkpoint_file import Checkpoint
     from tacit.training.clip import Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from tacit.training.lot_sum import clipped_sum
     from tacit.training.make import make_private
     from tacit.training.noisy_loss import NoisyLoss
+    from tacit.training.options import Noise, Reports, Speed
     from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.program.pad_to import PadTo
     from tacit.training.schedules import Geometric, Linear, ScheduledClip, Stairs
-    from tacit.training.settings import Noise, Reports, Speed
     from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
@@ -52,9 +52,8 @@ _HOMES = {
     "Flat": "clip",
     "Key": "key",
     "Linear": "schedules",
-    "LostSteps": "checkpoint_file",
     "MLflow": "callbacks",
-    "Noise": "settings",
+    "Noise": "options",
     "NoisyLoss": "noisy_loss",
     "PadTo": "program.pad_to",
     "PerGroup": "clip",
@@ -62,10 +61,10 @@ _HOMES = {
     "Private": "private",
     "Ranks": "distributed",
     "ReleasedStep": "callbacks",
-    "Reports": "settings",
+    "Reports": "options",
     "RichProgress": "callbacks",
     "ScheduledClip": "schedules",
-    "Speed": "settings",
+    "Speed": "options",
     "Stairs": "schedules",
     "TensorBoard": "callbacks",
     "Users": "users",
@@ -91,7 +90,6 @@ __all__ = [
     "Geometric",
     "Key",
     "Linear",
-    "LostSteps",
     "MLflow",
     "Noise",
     "NoisyLoss",

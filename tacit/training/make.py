@@ -21,7 +21,7 @@ from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
 from tacit.training.checkpoint import open_checkpoint
 from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clip import Clip, ClippedSum, rule_of
 from tacit.training.distributed import Ranks, checksum, unwrapped
 from tacit.training.ema import TailMean
 from tacit.training.epochs import StepReports
@@ -39,14 +39,14 @@ from tacit.training.memory_limit import (
     zero_step,
 )
 from tacit.training.noise import NoisyMean
+from tacit.training.options import Noise, Reports, Speed
 from tacit.training.padding import Padding, choose_padding
-from tacit.training.plan import Sampler, TrainingPlan, expected_lot, make_plan, start_of
+from tacit.training.plan import Sampler, TrainingPlan, expected_lot, make_plan
 from tacit.training.private import Private
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
 from tacit.training.records import Records
 from tacit.training.schedules import ScheduledClip
-from tacit.training.settings import Noise, Reports, Speed
 from tacit.training.tree import Batch, LossFn, n_rows
 from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
@@ -173,7 +173,7 @@ def make_private(
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
     n_records = len(records) if n_records is None else n_records
-    clip, noise = start_of(clip_norm), _limited(noise, parameters)
+    clip, noise = rule_of(clip_norm), _limited(noise, parameters)
     clip.groups(list(parameters))  # raises if the rule does not fit the model
     of_lot = {"views": views, "augment": transform, "noisy_loss": reports.noisy_loss}
     usual = math.ceil(expected_lot(batch_size, n_records))
@@ -205,6 +205,7 @@ def make_private(
     how = {"compile": speed.compile, "reason": reason, "bounded": rounding.mode == "bounded"}
     lot_sum = LotSum(model, loss_fn, clip, started=started, **how, **of_lot)
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    is_reported = reports.noisy_loss is not None or bool(reports.callbacks)
     run = Private(
         model,
         optimizer,
@@ -221,7 +222,7 @@ def make_private(
         is_reproducible=seed is not None,
         checkpoint=kept,
         mean=_mean(model, plan, noise.correlated),
-        reports=_step_reports(reports, plan, delta),
+        reports=StepReports(plan, reports.callbacks, delta=delta) if is_reported else None,
     )
     return _claimed(run, parameters, optimizer)
 
@@ -252,13 +253,6 @@ def _noise(plan: TrainingPlan, key: Key, *, secure: bool) -> NoisyMean:
     if len(plan.column) == 1:
         return NoisyMean(key, **options)
     return BandedNoise(key, column=plan.column, restart=plan.restart, **options)
-
-
-def _step_reports(reports: Reports, plan: TrainingPlan, delta: float | None) -> StepReports | None:
-    """Return what reports the steps of a run; None if nothing is asked for."""
-    if reports.noisy_loss is None and not reports.callbacks:
-        return None
-    return StepReports(plan, reports.callbacks, delta=delta)
 
 
 def _mean(model: nn.Module, plan: TrainingPlan, banded: Banded | None) -> TailMean | None:

@@ -22,8 +22,8 @@ from tacit.training.checkpoint_file import Checkpoint
 from tacit.training.clip import Clip, rule_of, scaled
 from tacit.training.key import Key
 from tacit.training.noisy_loss import NoisyLoss, correlation_of
-from tacit.training.schedules import Schedule, ScheduledClip, factors
-from tacit.training.settings import Noise
+from tacit.training.options import Noise
+from tacit.training.schedules import ScheduledClip, factors
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
@@ -272,14 +272,15 @@ def make_plan(
         setting = {"batch_size": lots, "n_records": n_records, "steps": count}
         sampler, column = banded.chosen(**setting, **budget, also=_other_events(also))
     sampler = checked_sampler(sampler, n_records=n_records, steps=count)
+    schedule = clip_norm.schedule if isinstance(clip_norm, ScheduledClip) else None
     plan = TrainingPlan(
         sampler=sampler,
         steps=count,
         expected_batch=expected_lot(sampler, n_records),
         n_records=n_records,
-        clip=start_of(clip_norm),
+        clip=rule_of(clip_norm),
         noise_multipliers=(),
-        clip_factors=factors(_clip_schedule(clip_norm), count),
+        clip_factors=factors(schedule, count),
         adaptive=clip_norm if isinstance(clip_norm, AdaptiveClip) else None,
         also=_other_events(also),
         column=column,
@@ -300,16 +301,6 @@ def make_plan(
         relation=relation,
     )
     return replace(plan, noise_multipliers=multipliers)
-
-
-def start_of(clip_norm: float | Clip | AdaptiveClip | ScheduledClip) -> Clip:
-    """Return the clip rule of the first step, before any factor."""
-    is_changing = isinstance(clip_norm, AdaptiveClip | ScheduledClip)
-    return rule_of(clip_norm.start if is_changing else clip_norm)
-
-
-def _clip_schedule(clip_norm: object) -> Schedule | None:
-    return clip_norm.schedule if isinstance(clip_norm, ScheduledClip) else None
 
 
 def _refuse_changes(clip_norm: object, noise: Noise) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.training import AdaptiveClip, PerLayer
+from tacit.training import AdaptiveClip, PerLayer, ScheduledClip, Stairs
 from tacit.training.adaptive_clipping import count_sensitivity
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
@@ -83,4 +83,15 @@ def test_every_group_has_its_own_norm(problem):
 )
 def test_settings_are_checked(options):
     with pytest.raises(ValueError, match=next(iter(options))):
-        AdaptiveClip(**options)
+        AdaptiveClip(1.0, **options)
+
+
+WRONG_STARTS = ["1.0", None, AdaptiveClip(1.0), ScheduledClip(1.0, Stairs((1.0,)))]
+
+
+@pytest.mark.parametrize("start", WRONG_STARTS)
+    "start", ["1.0", None, AdaptiveClip(1.0), ScheduledClip(1.0, Stairs((1.0,)))]
+)
+def test_what_changes_starts_from_a_number_or_a_rule(problem, start):
+    with pytest.raises(TypeError, match="clip_norm must be a number, a clip rule"):
+        problem(clip_norm=AdaptiveClip(start))

@@ -1,4 +1,4 @@
-"""Settings of `make_private` that go together: its noise, what it reports, and its speed."""
+"""Options of `make_private` that go together: its noise, what it reports, and its speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,23 +41,16 @@ class Noise:
     def __post_init__(self) -> None:
         if self.correlated is not None and not isinstance(self.correlated, Banded):
             raise TypeError(
-                "correlated must be tacit.training.Banded(...) or None, got "
+                "noise must be tacit.training.Noise(...), Banded(...) or None, got "
                 f"{type(self.correlated).__name__}."
             )
         boolean(secure=self.secure)
         one_of(("fast", "bounded"), arithmetic=self.arithmetic)
 
     @classmethod
-    def of(cls, given: object) -> "Noise":
+    def of(cls, given: "Noise | Banded | None") -> "Noise":
         """Return the settings that the option `noise` of `make_private` asks for."""
-        if isinstance(given, Noise):
-            return given
-        if given is None or isinstance(given, Banded):
-            return cls(correlated=given)
-        raise TypeError(
-            "noise must be tacit.training.Noise(...), Banded(...) or None, got "
-            f"{type(given).__name__}."
-        )
+        return given if isinstance(given, Noise) else cls(correlated=given)
 
 
 @dataclass(frozen=True, kw_only=True)
