@@ -70,7 +70,7 @@ from tacit.experiments.training_loop import (
 )
 from tacit.experiments.training_touches import releases, touches
 from tacit.ledger import Budget, Ledger
-from tacit.training import Checkpoint, Key, Ranks
+from tacit.training import Checkpoint, Key, Ranks, replay_state
 
 FEATURES = "features.pt"
 _CHECKPOINT = "checkpoint.pt"
@@ -536,7 +536,7 @@ class Session:
             if int(path.stem) > step:
                 path.unlink()
         state = {
-            "private": self.private.replay_state(),
+            "private": replay_state(self.private),
             "model": self.loop.model.state_dict(),
             "optimizer": self.loop.optimizer.state_dict(),
             "ema": None if ema is None else ema.state_dict(),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TensorBoard,
         WandB,
     )
+    from tacit.training.checkpoint import load_replay, replay_state
     from tacit.training.checkpoint_file import Checkpoint
     from tacit.training.clip import Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
@@ -75,8 +76,10 @@ _HOMES = {
     "clipped_sum": "lot_sum",
     "count_steps": "plan",
     "fix": "batch_norm",
+    "load_replay": "checkpoint",
     "make_private": "make",
     "price_bands": "banded_noise",
+    "replay_state": "checkpoint",
 }
 
 __all__ = [
@@ -113,8 +116,10 @@ __all__ = [
     "clipped_sum",
     "count_steps",
     "fix",
+    "load_replay",
     "make_private",
     "price_bands",
+    "replay_state",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

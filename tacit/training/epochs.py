@@ -111,10 +111,8 @@ class StepReports:
         """Call the callbacks with what the run has released up to and including `step`."""
         if not self.callbacks:
             return
-        is_end = epoch_bounds(self.plan, step)[1] == step + 1
-        epsilon = None
-        if is_end and self.delta is not None:
-            epsilon = run.epsilon_at(step + 1, delta=self.delta)
+        is_end, delta = epoch_bounds(self.plan, step)[1] == step + 1, self.delta
+        epsilon = run.epsilon_at(step + 1, delta=delta) if is_end and delta is not None else None
         released = self.released(step, run._clip().clip_norms, epsilon)
         for callback in self.callbacks:
             callback(released)

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
 from tacit import sampling
+from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -310,7 +312,9 @@ def _started(
     options = of_start | {"views": of_lot["views"], "check": speed.check}
     usual = -(-of_start["usual"] // ranks.size)
     options["usual"] = min(speed.max_microbatch or usual, usual)
-    return ranks.on_all(lambda: start(model, loss_fn, records, of_lot["augment"], clip, **options))
+    with told_if_slow("comparing the program with loss_fn on synthetic records"):
+        begin = partial(start, model, loss_fn, records, of_lot["augment"], clip, **options)
+        return ranks.on_all(begin)
 
 
 def _arithmetic(

@@ -1,12 +1,36 @@
 """DP-SGD around a model that stays the user's own. Abadi et al. 2016, Algorithm 1.
 
-One step: draw a lot, clip each example's gradient, add the clipped gradients, pay, add noise once,
-divide by the declared batch size, and let the user's optimizer move the user's parameters. Nothing
-is attached to either of them: all that leaves the step is `p.grad`.
+`Private.step` and `_pay_and_release` are one step, from top to bottom:
+
+1. *draw*: the sampler whose event is billed draws the records of this step, from the run's key and
+   the step's number alone (`lots`). Loops over `private` get the lots in order, each once.
+2. *map, clip, add* (`lot_sum`): the gradient of each record is that of the program of one example
+   (`program`) on this record alone, and the vector that the record adds is clipped to norm C =
+   `clip.clip_norms` in each group; one that is not finite adds zero. So adding or removing one
+   record moves the sum by at most C, and that is all that is assumed of it below.
+3. *pay* (`payments`): the whole plan is reserved in the ledger before the first step, and each step
+   is ticked off before anything of it leaves.
+4. *noise, divide*: the sum goes out with noise of standard deviation `noise_multiplier` times C, on
+   a grid, and is divided by the declared batch size, never by the drawn one: `p.grad`.
+5. *update*: the user's optimizer moves the user's parameters by `p.grad`, which is post-processing.
+
+If the process ends or an error is raised
+
+- before 3: nothing was paid and nothing left; the lot can be used again.
+- between 3 and 4: the step is paid, and nothing left. The same process may use the lot again, which
+  is paid once. A new process has a new key: it takes the step again with another lot and other
+  noise, and pays again, out of the plan's reserve (`checkpoint`).
+- after 4: whoever saw `p.grad` saw a release that is paid. A new process goes on from the newest
+  checkpoint; the steps that it takes again are other releases, and are paid too. No two sums ever
+  share noise.
+
+Ctrl-C waits from 4 to 5 (`Uninterrupted`), and the step is counted before its noise is drawn, so
+that no step of this process draws that noise again. Nothing is attached to the model or the
+optimizer: all that leaves the step is `p.grad`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,9 +38,11 @@ import torch
 from torch import nn
 
 from tacit import accounting
+from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Entry, Ledger
 from tacit.training import checkpoint as restarts
+from tacit.training.adam import tell_noise
 from tacit.training.checkpoint_file import Checkpoint, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
@@ -132,7 +158,9 @@ class Private:
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             defer = update and self._may_defer and self._replayed is not None
-            with self._guard:  # map the program over the lot, clip and add; private
+            is_first = self.steps_taken == self._position.first_step
+            slow = told_if_slow("taking the first step") if is_first else nullcontext()
+            with slow, self._guard:  # map the program over the lot, clip and add; private
                 total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)
             deferred = self._lot_sum.deferred() if defer else None
             self._pay_and_release(total, drawn, clip, update=update, deferred=deferred)
@@ -171,7 +199,10 @@ class Private:
         with Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
-            self._observe(scales)
+            if self._mean is not None:
+                self._mean.observe(step)
+            noise_std = multiplier * self._noise.deviation(step) / plan.expected_batch
+            tell_noise(self._optimizer, self._parameters.values(), scales, noise_std)
             at.steps_taken += 1  # first: this noise is not drawn again if the rest fails
             how = {"step": step, "noise_multiplier": multiplier}
             if update and self._replayed is not None:
@@ -195,20 +226,6 @@ class Private:
     def _clip(self) -> Clip:
         """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
         return self._plan.clip_at(self.steps_taken, self._position.clip_moves)
-
-    def _observe(self, scales: Sequence[float]) -> None:
-        """Before a step moves them, add the weights to their mean, and state the noise's scale.
-
-        Optimizers that correct for noise, such as `AdamBC`, are given that public number.
-        """
-        if self._mean is not None:
-            self._mean.observe(self.steps_taken)
-        state_noise = getattr(self._optimizer, "state_noise", None)
-        if state_noise is not None:
-            step, plan = self.steps_taken, self._plan
-            factor = plan.noise_at(step) * self._noise.deviation(step) / plan.expected_batch
-            stds = [factor * scale for scale in scales]
-            state_noise(zip(self._parameters.values(), stds, strict=True))
 
     # Loops ----------------------------------------------------------------------------------------
 

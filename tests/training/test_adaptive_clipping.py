@@ -90,8 +90,6 @@ WRONG_STARTS = ["1.0", None, AdaptiveClip(1.0), ScheduledClip(1.0, Stairs((1.0,)
 
 
 @pytest.mark.parametrize("start", WRONG_STARTS)
-    "start", ["1.0", None, AdaptiveClip(1.0), ScheduledClip(1.0, Stairs((1.0,)))]
-)
 def test_what_changes_starts_from_a_number_or_a_rule(problem, start):
     with pytest.raises(TypeError, match="clip_norm must be a number, a clip rule"):
         problem(clip_norm=AdaptiveClip(start))

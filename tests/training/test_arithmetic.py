@@ -26,7 +26,7 @@ from tacit.training.arithmetic import (
     largest_lot,
     sum_error,
 )
-from tacit.training.gradients import ghost_norm
+from tacit.training.rules import ghost_norm
 
 WAYS = ["gram", "keep", "drop"]
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.training import PadTo, Speed
-from tacit.training.program.one_by_one import ByShape
+from tacit.training.one_by_one import ByShape
 from tacit.training.records import Microbatch
 
 RECORDS, MAXIMUM = 40, 24

@@ -623,12 +623,12 @@ def test_a_run_with_a_large_table_releases_what_dense_sums_would(monkeypatch, ki
         def __init__(self):
             super().__init__()
             self.bias = nn.Parameter(torch.zeros(3))
-            self.table = nn.Embedding(900, 3, padding_idx=2)
+            self.table = nn.Embedding(9000, 3, padding_idx=2)
 
         def forward(self, ids):
             return self.table(ids).sum(1) + self.bias
 
-    data = torch.randint(0, 900, (60, 4), generator=torch.Generator().manual_seed(0)).to(kind)
+    data = torch.randint(0, 9000, (60, 4), generator=torch.Generator().manual_seed(0)).to(kind)
     found, sparse = [], []
     for may_be_sparse in (True, False):
         torch.manual_seed(0)

@@ -5,7 +5,7 @@
 - `take_rows`: the rows of a lot, copied inside a CUDA graph;
 - `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch; also correlated noise;
 - `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`, `row_squares`: fused kernels for
-  per-example norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
+  per-example norms and sums. Each has a plain torch equivalent in `tacit.training.rules`.
 
 This is the only package that uses private names of torch. Each use has a fallback for versions of
 torch without that name.

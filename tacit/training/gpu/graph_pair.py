@@ -24,7 +24,7 @@ from torch.fx import traceback
 from tacit.errors import IncompatibleModel
 from tacit.training.gpu.decomposed import decomposed
 from tacit.training.gpu.graph_replay import Step
-from tacit.training.gradients.ghost_norm import usual
+from tacit.training.rules.ghost_norm import usual
 from tacit.training.tree import is_out_of_memory
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]

@@ -10,8 +10,8 @@ from tacit.errors import IncompatibleModel
 from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
-from tacit.training.gradients import ghost_norm
 from tacit.training.padding import Padding
+from tacit.training.rules import ghost_norm
 
 pytestmark = [
     pytest.mark.slow,

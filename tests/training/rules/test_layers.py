@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum
-from tacit.training.gradients import convolution, ghost_norm
+from tacit.training.rules import convolution, ghost_norm
 
 CLIP = Flat(0.5)
 TOLERANCE = 2e-4  # norms are raised by a proved bound on rounding errors, so sums are shorter

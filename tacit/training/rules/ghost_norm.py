@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear, products
+from tacit.training.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -385,7 +385,8 @@ def norms_of_vectors(tensor: Tensor) -> Tensor:
 
 def wide(tensor: Tensor) -> Tensor:
     """Return the tensor in float32, or in its own dtype if that is wider."""
-    return tensor.to(accumulator(tensor.dtype))
+    dtype = accumulator(tensor.dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
