@@ -41,7 +41,6 @@ from tacit.training import (
     Speed,
     Users,
     Views,
-    choose_bands,
     count_steps,
     make_private,
     price_bands,
@@ -276,7 +275,8 @@ def best_bands(
         return 1
     limits = Banded() if parameters is None else Banded().limited_by_memory(parameters)
     paid = (*features_events(recipe, n_records), *also)
-    return choose_bands(**_priced(recipe, n_records, paid), most=limits.most_bands).bands
+    setting = _priced(recipe, n_records, paid)
+    return price_bands("auto", **setting, most=limits.most_bands).bands
 
 
 def noise_saving(recipe: Recipe, n_records: int, also: tuple[Event, ...]) -> float:

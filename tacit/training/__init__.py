@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
-    from tacit.training.banded_noise import Banded, choose_bands, price_bands
+    from tacit.training.banded_noise import Banded, price_bands
     from tacit.training.batch_norm import fix
     from tacit.training.callbacks import (
         MLflow,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.program.pad_to import PadTo
-    from tacit.training.schedules import Geometric, Linear, ScheduledClip, Stairs
+    from tacit.training.schedules import Ramp, ScheduledClip, Stairs
     from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
@@ -49,10 +49,8 @@ _HOMES = {
     "Banded": "banded_noise",
     "Checkpoint": "checkpoint_file",
     "EMA": "ema",
-    "Geometric": "schedules",
     "Flat": "clip",
     "Key": "key",
-    "Linear": "schedules",
     "MLflow": "callbacks",
     "Noise": "options",
     "NoisyLoss": "noisy_loss",
@@ -60,6 +58,7 @@ _HOMES = {
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
+    "Ramp": "schedules",
     "Ranks": "distributed",
     "ReleasedStep": "callbacks",
     "Reports": "options",
@@ -72,7 +71,6 @@ _HOMES = {
     "Views": "examples",
     "WandB": "callbacks",
     "advise_sampling": "users",
-    "choose_bands": "banded_noise",
     "clipped_sum": "lot_sum",
     "count_steps": "plan",
     "fix": "batch_norm",
@@ -90,9 +88,7 @@ __all__ = [
     "Banded",
     "Checkpoint",
     "Flat",
-    "Geometric",
     "Key",
-    "Linear",
     "MLflow",
     "Noise",
     "NoisyLoss",
@@ -100,6 +96,7 @@ __all__ = [
     "PerGroup",
     "PerLayer",
     "Private",
+    "Ramp",
     "Ranks",
     "ReleasedStep",
     "Reports",
@@ -112,7 +109,6 @@ __all__ = [
     "Views",
     "WandB",
     "advise_sampling",
-    "choose_bands",
     "clipped_sum",
     "count_steps",
     "fix",

@@ -162,7 +162,8 @@ class Banded:
                     "price. Give the number of bands with noise_multiplier."
                 )
             budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
-            bands = choose_bands(**setting, **budget, also=also, most=self.most_bands).bands
+            options = {"also": also, "most": self.most_bands}
+            bands = price_bands("auto", **setting, **budget, **options).bands
         if self.restart is not None and isinstance(batch_size, int):
             raise ValueError("restart is for a FixedOrder or Stream: give one as batch_size.")
         bands = min(bands, steps)
@@ -182,23 +183,66 @@ def _sampler(
 
 
 def price_bands(
-    bands: int,
+    bands: int | Literal["auto"],
     *,
     batch_size: Lots,
     n_records: int,
     steps: int,
     epsilon: float,
     delta: float,
+    most: int = 256,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
     is_kept: bool = False,
 ) -> Bands:
     """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`.
 
-    Lots are drawn by `sampling.CyclicPoisson`, unless `batch_size` is a fixed order. `also` are
-    events of other releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for
-    which steps are reserved.
+    "auto" takes the number, at most `most`, with the least noise of running sums. Lots are drawn by
+    `sampling.CyclicPoisson`, unless `batch_size` is a fixed order. `also` are events of other
+    releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for which steps are
+    reserved.
     """
+    price = partial(
+        _price,
+        batch_size=batch_size,
+        n_records=n_records,
+        steps=steps,
+        budget={"epsilon": epsilon, "delta": delta, "relation": relation},
+        also=also,
+        is_kept=is_kept,
+    )
+    if bands != "auto":
+        return price(bands)
+    candidates = _candidates(batch_size, n_records, min(whole(most=most, least=1), steps))
+    return min(map(price, candidates), key=lambda found: found.noise)
+
+
+def _candidates(batch_size: Lots, n_records: int, largest: int) -> list[int]:
+    """Return the numbers of bands to compare: powers of two, at most `largest`.
+
+    Bands that would need more records than there are (bands * batch_size > n_records) are left out.
+    In a fixed order, the number of steps between two turns of a record is tried too.
+    """
+    turns = 1
+    if isinstance(batch_size, int):
+        largest = min(largest, max(1, n_records // batch_size))
+    else:
+        is_order = isinstance(batch_size, sampling.FixedOrder)
+        turns = batch_size.steps if is_order else batch_size.separation
+    return sorted({min(largest, turns), *(2**k for k in range(largest.bit_length()))})
+
+
+def _price(
+    bands: int,
+    *,
+    batch_size: Lots,
+    n_records: int,
+    steps: int,
+    budget: dict[str, Any],  # Any: epsilon, delta and relation
+    also: tuple[Event, ...],
+    is_kept: bool,
+) -> Bands:
+    """Return the least noise of `bands` bands that costs at most `budget`."""
     column = optimal_bands(steps, bands)
     drawn = _sampler(batch_size, bands, n_records)
     piece = bands if isinstance(batch_size, int) else steps
@@ -211,52 +255,13 @@ def price_bands(
             run = drawn.event(noise_multiplier, paid, tuple(column.tolist()))
         return EventSequence((*also, run)) if also else run
 
-    multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
+    multiplier = calibrate(event, **budget)
     noise = multiplier * running_error(column, steps)
     if isinstance(batch_size, int):
         # Sums are divided by the expected lot, which is n / b where b lots of the batch size need
         # more records than there are.
         noise *= batch_size / min(batch_size, n_records / bands)
     return Bands(bands, multiplier, noise)
-
-
-def choose_bands(
-    *,
-    batch_size: Lots,
-    n_records: int,
-    steps: int,
-    epsilon: float,
-    delta: float,
-    most: int = 256,
-    also: tuple[Event, ...] = (),
-    relation: Relation = Relation.ADD_REMOVE,
-    is_kept: bool = False,
-) -> Bands:
-    """Return the power of two of bands with the least noise of running sums, at most `most`.
-
-    Bands that would need more records than there are (bands * batch_size > n_records) are left out.
-    In a fixed order, the number of steps between two turns of a record is tried too.
-    """
-    largest = min(whole(most=most, least=1), steps)
-    turns = 1
-    if isinstance(batch_size, int):
-        largest = min(largest, max(1, n_records // batch_size))
-    else:
-        is_order = isinstance(batch_size, sampling.FixedOrder)
-        turns = batch_size.steps if is_order else batch_size.separation
-    candidates = {min(largest, turns), *(2**k for k in range(largest.bit_length()))}
-    price = partial(
-        price_bands,
-        batch_size=batch_size,
-        n_records=n_records,
-        steps=steps,
-        epsilon=epsilon,
-        delta=delta,
-        also=also,
-        relation=relation,
-        is_kept=is_kept,
-    )
-    return min(map(price, sorted(candidates)), key=lambda found: found.noise)
 
 
 class MixedSum:

@@ -18,8 +18,8 @@ class Noise:
     Parameters
     ----------
     schedule
-        Factors on the noise multiplier by step: `Stairs`, `Linear` or `Geometric`, or a function of
-        (step, steps). With epsilon, the noise is scaled so that the whole schedule costs that much.
+        Factors on the noise multiplier by step: `Stairs`, `Ramp`, or a function of (step, steps).
+        With epsilon, the noise is scaled so that the whole schedule costs that much.
     correlated
         `Banded(...)` for noise that partly cancels over time. `noise=Banded(...)` is short for
         `noise=Noise(correlated=Banded(...))`.

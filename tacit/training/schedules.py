@@ -9,7 +9,7 @@ change in a few levels rather than at every step.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tacit._check import positive, whole
 from tacit.training.clip import Clip
@@ -37,42 +37,33 @@ class Stairs:
 
 
 @dataclass(frozen=True)
-class _Ramp:
-    """Base of the schedules from `start` to `end` in `levels` constant parts of equal length."""
+class Ramp:
+    """A schedule from `start` to `end` in `levels` constant parts of equal length.
+
+    The parts differ by equal amounts, or by equal ratios if it `is_geometric` (Du et al. 2021).
+
+    >>> [Ramp(1.0, 0.5, levels=3)(step, 3) for step in range(3)]
+    [1.0, 0.75, 0.5]
+    >>> [round(Ramp(1.0, 0.25, levels=3, is_geometric=True)(step, 3), 3) for step in range(3)]
+    [1.0, 0.5, 0.25]
+    """
 
     start: float
     end: float
+    _: KW_ONLY
     levels: int = 8
+    is_geometric: bool = False
 
     def __post_init__(self) -> None:
         positive(start=self.start)
         positive(end=self.end)
         whole(levels=self.levels, least=2)
 
-    def _share(self, step: int, steps: int) -> float:
-        """Return the position of a step's part in the run, from 0 (first part) to 1 (last)."""
-        return (step * self.levels // steps) / (self.levels - 1)
-
-
-@dataclass(frozen=True)
-class Linear(_Ramp):
-    """A schedule from `start` to `end` in `levels` parts, with equal differences between them."""
-
     def __call__(self, step: int, steps: int) -> float:
-        return self.start + (self.end - self.start) * self._share(step, steps)
-
-
-@dataclass(frozen=True)
-class Geometric(_Ramp):
-    """A schedule from `start` to `end` in `levels` parts of equal ratio (Du et al. 2021).
-
-    >>> [round(Geometric(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
-    [1.0, 0.5, 0.25]
-    """
-
-    def __call__(self, step: int, steps: int) -> float:
-        ratio = math.log(self.end / self.start)
-        return self.start * math.exp(ratio * self._share(step, steps))
+        share = (step * self.levels // steps) / (self.levels - 1)  # from 0 to 1
+        if self.is_geometric:
+            return self.start * math.exp(math.log(self.end / self.start) * share)
+        return self.start + (self.end - self.start) * share
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,7 @@ class ScheduledClip:
     start
         A number or a clip rule, whose clip norms are multiplied by the factor of each step.
     schedule
-        `Stairs`, `Linear` or `Geometric`, or a function of (step, steps).
+        `Stairs`, `Ramp`, or a function of (step, steps).
 
     >>> ScheduledClip(2.0, Stairs((1.0, 0.5)))
     ScheduledClip(start=2.0, schedule=Stairs(values=(1.0, 0.5)))
@@ -100,7 +91,7 @@ def factors(schedule: Schedule | None, steps: int) -> tuple[float, ...]:
         return (1.0,) * steps
     if not callable(schedule):
         raise TypeError(
-            "schedule must be Stairs, Linear, Geometric or a function of (step, steps), got "
+            "schedule must be Stairs, Ramp or a function of (step, steps), got "
             f"{type(schedule).__name__}."
         )
     found = tuple(schedule(step, steps) for step in range(steps))

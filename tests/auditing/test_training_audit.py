@@ -68,7 +68,7 @@ def test_dropout_does_not_look_like_a_fault():
         {"how": "resumed"},
         {"clip_norm": training.Automatic(1.0)},
         {"clip_norm": training.AdaptiveClip(1.0)},
-        {"noise": training.Noise(schedule=training.Linear(1.0, 2.0))},
+        {"noise": training.Noise(schedule=training.Ramp(1.0, 2.0))},
         {"noise": training.Noise(arithmetic="bounded")},
         {"speed": training.Speed(compile=True, check=False)},
         {"augment": training.Views(2, lambda batch: (batch[0] + 0.1, batch[1]))},

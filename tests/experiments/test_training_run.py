@@ -486,11 +486,11 @@ def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypa
     })  # fmt: skip
     dataset, found = data.load(asked.data, None, takes_persons=True), []
 
-    def note(**options):
+    def note(_, **options):
         found.append(options)
         return Bands(2, 1.0, 1.0)
 
-    monkeypatch.setattr(plan, "choose_bands", note)
+    monkeypatch.setattr(plan, "price_bands", note)
     assert _filled(asked, dataset).training.bands == 2
     paid = [event.epsilon for event in found[0]["also"]]
     shares = asked.data.check_share, asked.data.evaluation_share

@@ -18,7 +18,7 @@ from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training import AdamBC, AdaptiveClip, Banded, Flat, PerLayer, ScheduledClip, Stairs
-from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training.banded_noise import BandedNoise, price_bands
 from tacit.training.ema import TailMean
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
@@ -61,7 +61,7 @@ def test_one_epoch_of_a_million_records():
     check_entry(1.0, 1, 0.6409, 14.34, MILLION)
     check_entry(1.0, 32, 1.1944, 5.865, MILLION)
     check_entry(8.0, 128, 0.6358, 2.227, MILLION)
-    best = choose_bands(epsilon=1.0, **MILLION)
+    best = price_bands("auto", epsilon=1.0, **MILLION)
     assert best.bands == 32
     assert price_bands(1, epsilon=1.0, **MILLION).noise / best.noise >= 2.4
 
@@ -69,11 +69,13 @@ def test_one_epoch_of_a_million_records():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "bands"), [(0.5, 4), (1.0, 8), (3.0, 32), (8.0, 64)])
 def test_the_best_number_of_bands(epsilon, bands):
-    assert choose_bands(epsilon=epsilon, **FASHION).bands == bands
+    assert price_bands("auto", epsilon=epsilon, **FASHION).bands == bands
 
 
 def test_large_batches_take_one_band():
-    found = choose_bands(batch_size=8192, n_records=60_000, steps=280, epsilon=1.0, delta=1e-5)
+    found = price_bands(
+        "auto", batch_size=8192, n_records=60_000, steps=280, epsilon=1.0, delta=1e-5
+    )
     assert found.bands == 1
 
 
@@ -89,7 +91,7 @@ def test_the_choice_is_never_worse_than_independent_noise():
             "epsilon": 10 ** rng.uniform(-1, 1),
             "delta": 1e-6,
         }
-        found = choose_bands(most=16, **setting)
+        found = price_bands("auto", most=16, **setting)
         assert found.noise <= price_bands(1, **setting).noise * (1 + 1e-12)
         rate = min(1.0, found.bands * setting["batch_size"] / n_records)
         turn = PoissonSampled(rate, Gaussian(found.noise_multiplier))
@@ -179,7 +181,7 @@ def test_one_band_is_ordinary_training_bit_for_bit(problem):
 def test_bands_are_chosen_from_public_facts(problem):
     made = small(problem, noise=Banded(), epsilon=8.0, delta=1e-3, n=400, batch_size=100, steps=48)
     setting = {"batch_size": 100, "n_records": 400, "steps": 48, "epsilon": 8.0, "delta": 1e-3}
-    best = choose_bands(**setting)
+    best = price_bands("auto", **setting)
     assert made.private.info["bands"] == best.bands > 1
     assert made.private.noise_multiplier == pytest.approx(best.noise_multiplier)
     assert 0.99 * 8.0 < made.private.epsilon(delta=1e-3) <= 8.0

@@ -5,13 +5,15 @@ import pytest
 
 from tacit import events as ev
 from tacit import sampling
-from tacit.training import Automatic, Flat, Geometric, Linear, PerLayer, ScheduledClip, Stairs
+from tacit.training import Automatic, Flat, PerLayer, Ramp, ScheduledClip, Stairs
 from tacit.training.clip import scaled
 from tacit.training.plan import _drawn_ahead, count_steps, expected_lot
 from tacit.training.schedules import factors
 
 
-@pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Geometric(2.0, 0.5), Stairs((2.0, 0.5))])
+@pytest.mark.parametrize(
+    "schedule", [Ramp(2.0, 0.5), Ramp(2.0, 0.5, is_geometric=True), Stairs((2.0, 0.5))]
+)
 def test_a_schedule_starts_and_ends_where_it_says(schedule):
     found = factors(schedule, 100)
     assert found[0] == 2.0
@@ -96,7 +98,7 @@ def test_clip_schedule_moves_the_clip_norm_and_not_the_bill(problem):
 
 
 def test_calibration_spends_the_budget_on_the_whole_schedule(problem):
-    run = problem(steps=8, epsilon=1.0, delta=1e-5, schedule=Linear(1.5, 0.75)).private
+    run = problem(steps=8, epsilon=1.0, delta=1e-5, schedule=Ramp(1.5, 0.75)).private
     assert 0.97 < run.epsilon(delta=1e-5) <= 1.0
 
 

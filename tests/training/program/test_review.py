@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, PadTo, clipped_sum
+from tacit.training import Flat, PadTo, Speed, clipped_sum
 
 
 class Apply(nn.Module):
@@ -372,7 +372,7 @@ def test_only_rows_of_tensors_reach_the_program(value, said, check):
             clip_norm=0.3,
             noise_multiplier=0.5,
             collate_fn=first_of,
-            check=check,
+            speed=Speed(check=check),
         )
     text = str(caught.value)
     assert said in text
