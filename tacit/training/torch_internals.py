@@ -181,7 +181,8 @@ def _whole_functions() -> Iterator[None]:
     """
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        mode, call = get_proxy_mode(), super(_SingleLevelFunction, cls).apply
+        own = super(_SingleLevelFunction, cls)  # pyright: ignore[reportArgumentType]  # as above
+        mode, call = get_proxy_mode(), own.apply
         if mode is None or kwargs or cls.__module__.startswith("torch."):
             return call(*args, **kwargs)
         tensors = [a for a in args if isinstance(a, Tensor)]

@@ -98,6 +98,21 @@ def test_the_file_of_the_step_is_short_and_depends_on_little():
     assert len(tacit_imports(path)) <= 24  # what guards a step is called, not inherited
 
 
+def test_rules_know_nothing_of_the_program():
+    imported = {name for path in TRAINING.joinpath("rules").glob("*.py") for name in all_of(path)}
+    assert imported
+    assert not [name for name in imported if name.startswith("tacit.training.program")]
+
+
+def all_of(path):
+    """Modules that a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
 def test_both_ways_to_sum_take_the_examples_and_the_clip_rule():
     for run in (mapped.run, record_loop.run):
         kinds = [p.kind for p in inspect.signature(run).parameters.values()]

@@ -56,6 +56,7 @@ and mask such examples only if there are any (waits for the device); always "mas
 activations, and a copy of them); or "ignore", where the caller looks at the norms and uses the sum
 only if all of them are finite.
 """
+_EXAMPLE_BY_EXAMPLE = "There is a performance drop"  # vmap's, of an operator it has no rule for
 _OVERWRITTEN = (
     "the program writes into a tensor in place that the gradient of a parameter is computed from. "
     "Use the operation that returns a new tensor."
@@ -252,8 +253,7 @@ class MappedTape:
             return run(*own, **kwargs)
 
         with warnings.catch_warnings():
-            # for an operator without a batching rule, which runs example by example
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+            warnings.filterwarnings("ignore", message=_EXAMPLE_BY_EXAMPLE)
             return vmap(of_one, randomness="different")(self.mask, *rows)
 
     def each(
