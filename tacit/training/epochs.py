@@ -85,10 +85,6 @@ class StepReports:
     def __init__(
         self, plan: TrainingPlan, callbacks: Sequence[Callback], *, delta: float | None
     ) -> None:
-        if callable(callbacks) or not all(map(callable, callbacks)):
-            raise TypeError(
-                "callbacks must be a list of functions of one tacit.training.ReleasedStep."
-            )
         self.plan = plan
         self.callbacks = tuple(callbacks)
         self.delta = delta

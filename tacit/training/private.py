@@ -43,7 +43,7 @@ from tacit.events import Event
 from tacit.ledger import Entry, Ledger
 from tacit.training import checkpoint as restarts
 from tacit.training.adam import tell_noise
-from tacit.training.checkpoint_file import Checkpoint, LostSteps, State
+from tacit.training.checkpoint_file import Checkpoint, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
 from tacit.training.epochs import Epoch, StepReports, epochs_of
@@ -440,7 +440,7 @@ class Private:
         """
         return restarts.saved_state(self)
 
-    def load_state_dict(self, state: State, *, lost_steps: LostSteps | None = None) -> None:
+    def load_state_dict(self, state: State, *, lost_steps: str | None = None) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
         Guarantee: this process has a key of its own, so no noise is used twice, whatever has

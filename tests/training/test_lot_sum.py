@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tacit.errors import IncompatibleModel
-from tacit.training import Automatic, ClippedSum, Flat, PerLayer, clipped_sum
+from tacit.training import Automatic, Flat, PerLayer, clipped_sum
+from tacit.training.clip import ClippedSum
 from tacit.training.lot_sum import in_halves
 from tacit.training.program import mapped
 from tacit.training.records import Microbatch

@@ -125,8 +125,7 @@ def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
             steps=3,
             clip_norm=0.5,
             noise_multiplier=0.0,
-            speed=Speed(max_microbatch=10, compile=is_compiled),
-            check=False,
+            speed=Speed(max_microbatch=10, compile=is_compiled, check=False),
             seed=1,
         )
         for lot in private:
@@ -238,7 +237,7 @@ def run_of(model, loss_fn, *, compile):
     data = torch.randn(24, 4), torch.randint(0, 2, (24,))
     options = {"batch_size": 24, "steps": 4, "clip_norm": 0.5, "noise_multiplier": 0.0, "seed": 1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    options |= {"check": False, "speed": Speed(compile=compile)}
+    options["speed"] = Speed(compile=compile, check=False)
     return make_private(model, optimizer, data, loss_fn, **options)
 
 
