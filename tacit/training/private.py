@@ -154,8 +154,9 @@ class Private:
 
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
         release is one step of `training_event`. After an error before the release the same lot can
-        be used again; an interrupt during the release waits for its end. `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
-        momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
+        be used again; an interrupt during the release waits for its end. `p.grad` then holds the
+        release, unless the optimizer wrote into it, as torch's Nesterov momentum does on a GPU.
+        Copy it to keep it: the next step may overwrite its memory.
         """
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)
