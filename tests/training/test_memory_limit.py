@@ -9,7 +9,6 @@ from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,
     starting_limit,
-    usual_lot,
     zero_step,
 )
 

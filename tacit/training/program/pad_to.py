@@ -100,7 +100,7 @@ class PadTo:
         """
         if stacks and len(self.lengths) > 1:
             raise ValueError(
-                "PadTo must have one length with users or static_shapes, whose records are "
+                "PadTo must have one length with users, whose records are "
                 "stacked: PadTo(lengths=[n])."
             )
 

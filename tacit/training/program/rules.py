@@ -127,7 +127,8 @@ class _ScaledBy(Operation):
         if scale.numel() < rows[0].numel():
             rows = rows.to(accumulator(rows.dtype))
         ones = (1,) * (g.dim() - 1 - scale.dim())
-        rows = rows.sum_to_size(len(g), *ones, *scale.shape).reshape(len(g), *scale.shape)
+        n = g.shape[0]  # `len` would make it a number for the compiler
+        rows = rows.sum_to_size(n, *ones, *scale.shape).reshape(n, *scale.shape)
         self.site.collect(self.scale, Dense(rows))
         return (g * scale if needs[0] else None,)
 

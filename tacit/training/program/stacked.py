@@ -25,6 +25,8 @@ aten = torch.ops.aten
 
 def stack(examples: int, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what an operator gives for one example of a map, computed for all examples at once."""
+    if target in _JOINING:
+        return _joined(examples, target, *args, **kwargs)
     tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     mapped = [i for i in tensors if is_mapped(args[i])]
     how = STACKED.get(target)
@@ -43,9 +45,30 @@ def stack(examples: int, target: Any, args: Sequence[Any], kwargs: dict[str, Any
     return with_map(found)
 
 
+def _joined(examples: int, target: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors of an example; the map's own rule would fix the number of examples in a trace.
+
+    Tensors of different numbers of axes, of which torch skips empty ones, are left to that rule.
+    """
+    if not any(map(is_mapped, tensors)) or len({t.dim() for t in tensors}) > 1:
+        return target(tensors, dim)
+    stacked = [without_map(t, examples) for t in tensors]
+    with outside_of_map():
+        found = target(stacked, dim if dim < 0 else dim + 1)
+    return with_map(found)
+
+
 def _batch(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Run an operator for which an example always has a batch of its own."""
     return target(x.flatten(0, 1), *args, **kwargs).unflatten(0, x.shape[:2])
+
+
+def _unchanged(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run an operator on the last axes, which takes any number of axes before them.
+
+    The map's own rule would fix the number of examples in a trace.
+    """
+    return target(x, *args, **kwargs)
 
 
 def _channels_last(target: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -126,13 +149,16 @@ def _attention(
     return found.unflatten(0, batch)
 
 
+_JOINING = aten.cat.default, aten.stack.default
 STACKED: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys(_JOINING, _joined),
     aten.scaled_dot_product_attention.default: _attention,
     aten.cross_entropy_loss.default: _cross_entropy,
     aten.max_pool2d.default: _channels_last,
     aten.upsample_nearest2d.vec: _channels_last,
     aten.upsample_bilinear2d.vec: _channels_last,
     aten.group_norm.default: _batch,
+    aten.layer_norm.default: _unchanged,
     aten.instance_norm.default: _batch,
     **dict.fromkeys((aten.conv1d.default, aten.conv1d.padding), _convolution),
     **dict.fromkeys((aten.conv2d.default, aten.conv2d.padding), _convolution),
