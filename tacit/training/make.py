@@ -200,7 +200,7 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, speed, model)
+    records = _records(dataset, unit, collate_fn, parameters, guard, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
@@ -324,7 +324,6 @@ def _records(
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
-    speed: Speed,
     model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""

@@ -6,8 +6,8 @@ recomputes cheap activations instead of keeping them. Both halves are compiled. 
 parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
 
 The number of rows is left free, so that one compilation serves lots of every size; where one of
-torch's operations fixes it, each number is compiled. On a GPU each number of rows is recorded as a CUDA
-graph of its own, so batches are padded to few sizes; `weights` marks the rows that count.
+torch's operations fixes it, each number is compiled. On a GPU each number of rows is recorded as a
+CUDA graph of its own, so batches are padded to few sizes; `weights` marks the rows that count.
 
 Clip norms may change from step to step by a factor s without another compilation. Clipping g at s C
 is s times clipping g / s at C, so gradients are divided by s where the backward starts, and the
