@@ -204,9 +204,9 @@ def _laid_out(x: Tensor, *, like: Tensor) -> Tensor:
     """
     takes_both = like.device.type == "cpu"
     if like.is_cuda:
-        from tacit.training import gpu
+        from tacit.training.gpu.available import is_traced
 
-        takes_both = gpu.is_traced(like)
+        takes_both = is_traced(like)
     if takes_both and like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         return channels_last(x)
     return x.contiguous()
