@@ -87,7 +87,8 @@ def on_cpu(way: str, _lanes: int, _warps: int) -> dict[str, float]:
     """
     if way == "numpy":
         sys.modules["llvmlite"] = None  # type: ignore[assignment]  # so says Python's manual
-    from tacit.training import Key, NoisyMean
+    from tacit.training.key import Key
+    from tacit.training.noise import NoisyMean
 
     torch.set_num_threads(1)
     count, rounds = 10**6, 25

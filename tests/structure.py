@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 ALGORITHMS = {
     "DP-SGD step": "training/private.py",
     "one program per example": "training/program/one_example.py",
-    "ghost norm": "training/gradients/ghost_norm.py",
+    "ghost norm": "training/rules/ghost_norm.py",
     "one record at a time": "training/record_loop.py",
     "automatic clipping (AUTO-S)": "training/automatic_clipping.py",
     "adaptive clipping": "training/adaptive_clipping.py",

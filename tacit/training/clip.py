@@ -283,6 +283,19 @@ class ClippedSum:
         return f"ClippedSum({len(self.sums)} parameters, private)"
 
 
+def rule_of(clip_norm: Any) -> Clip:  # Any: what `make_private` takes
+    """Return the clip rule of the first step: `Flat` for a number, the `start` of what changes."""
+    start = getattr(clip_norm, "start", clip_norm)
+    if isinstance(start, int | float):
+        return Flat(start)
+    if not hasattr(start, "noise_scales"):
+        raise TypeError(
+            "clip_norm must be a number, a clip rule of tacit.training such as PerLayer, or "
+            f"AdaptiveClip or ScheduledClip of one of these, got {type(start).__name__}."
+        )
+    return start
+
+
 def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
     """Return a clip rule like `clip`, with the clip norm of each group times its factor.
 

@@ -19,10 +19,10 @@ from tacit.training.clip import (
     group_of,
     trainable,
 )
-from tacit.training.gradients.factored import weighted_rows
-from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.noisy_loss import NoisyLoss
-from tacit.training.program.one_by_one import ByShape, stacked
+from tacit.training.one_by_one import ByShape, stacked
+from tacit.training.rules.factored import weighted_rows
+from tacit.training.rules.ghost_norm import squared_norm
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows, take_rows
 
 

@@ -27,12 +27,12 @@ from tacit.training.batch_norm import check_layers, norm_layers
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.examples import Examples, views_one_by_one
-from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.noisy_loss import NoisyLoss
 from tacit.training.program import mapped
 from tacit.training.program.one_example import Untraceable
 from tacit.training.records import Microbatch
+from tacit.training.rules.operands import Unsupported
 from tacit.training.tree import (
     Batch,
     LossFn,

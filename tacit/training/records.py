@@ -20,9 +20,9 @@ from torch.utils.data import (
 
 from tacit.errors import IncompatibleModel
 from tacit.training.key import Key, randomness
-from tacit.training.program.one_by_one import OTHER_SHAPE, ByShape, row_count, stacked
+from tacit.training.one_by_one import OTHER_SHAPE, ByShape, OtherForm, row_count, stacked
 from tacit.training.program.pad_to import PadTo
-from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
+from tacit.training.tree import Batch, form_of, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
@@ -149,7 +149,7 @@ class Records:
             return False
         try:
             return isinstance(self.guard(self._fetch, few), ByShape)
-        except IncompatibleModel:  # lists of numbers, of which torch makes one tensor for each
+        except OtherForm:  # lists of numbers, of which torch makes one tensor for each
             record = self.first()
             parts = record.values() if isinstance(record, Mapping) else record
             if not any(isinstance(part, list) for part in parts):
@@ -204,7 +204,7 @@ class Records:
 
     def blank(self) -> Batch:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""
-        return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
+        return _zeros(self.fetch(np.zeros(1, np.int64)))
 
     def first(self) -> Any:  # Any: as the data set gives it
         """Return the first record as the data set gives it; only its form is public."""
@@ -221,7 +221,13 @@ class Records:
                 raise IncompatibleModel(OTHER_SHAPE)
             return [self.blank()]
         found = [self.guard(pad.at_length, self.first(), length) for length in pad.lengths]
-        return [self.to_device(map_tensors(torch.zeros_like, batch)) for batch in found]
+        return [self.to_device(_zeros(batch)) for batch in found]
+
+
+def _zeros(batch: Batch) -> Batch:
+    """Return the batch with zeros for all that it holds; raise if it holds more than tensors."""
+    form_of(batch)
+    return map_tensors(torch.zeros_like, batch)
 
 
 def _hash(tensor: Tensor, found: Any) -> Tensor:  # Any: a hash of hashlib

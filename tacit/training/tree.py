@@ -6,16 +6,17 @@ in memory. Tensors without any axis and values that are not tensors have no rows
 they are.
 """
 
-import copy
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tacit.errors import IncompatibleModel
 
 Batch = Any  # whatever the user's collate function makes: nothing narrower is true of it
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -105,6 +106,38 @@ def n_rows(batch: Batch) -> int:
     return tensors[0].shape[0]
 
 
+def form_of(batch: Batch, place: str = "batch") -> Any:  # Any: nested tuples, to be compared
+    """Return the form of a batch, in which no value is: its containers, names and tensors.
+
+    Raises `IncompatibleModel` if it holds anything else, whose value would become a constant of a
+    traced program: everything that a record tells the program must be a row of a tensor.
+    """
+    if batch is None or (isinstance(batch, Tensor) and batch.dim()):
+        return None if batch is None else Tensor
+    parts: list[tuple[Any, str, Any]]  # name, place, value
+    if isinstance(batch, Mapping):
+        parts = [(name, f"{place}[{_shown(name)}]", value) for name, value in batch.items()]
+    elif isinstance(batch, tuple | list | deque):
+        parts = [(i, f"{place}[{i}]", value) for i, value in enumerate(batch)]
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        names = (f.name for f in fields(batch) if f.init)
+        parts = [(name, f"{place}.{name}", getattr(batch, name)) for name in names]
+    else:
+        kind = name_of_kind(type(batch))
+        what = "a tensor without an axis" if isinstance(batch, Tensor) else f"of type {kind}"
+        raise IncompatibleModel(
+            f"a batch must hold tensors with one row for each record and nothing else, but {place} "
+            f"is {what}. Drop it in collate_fn or the data set, make it a tensor if records differ "
+            "in it, or let loss_fn take a constant from outside of the batch."
+        )
+    return type(batch), *((name, form_of(value, inner)) for name, inner, value in parts)
+
+
+def _shown(name: object) -> str:
+    """Return the name of an entry as text, without running the code of its type."""
+    return repr(name) if type(name) in (str, int) else name_of_kind(type(name))
+
+
 def check_losses(losses: Tensor, rows: int) -> None:
     """Raise unless `losses` has one loss per row; errors state no size, which is private."""
     if not isinstance(losses, Tensor):
@@ -179,8 +212,7 @@ def _like(batch: Mapping[str, Any], changed: dict[str, Any]) -> Mapping[str, Any
     """Return a mapping of the same type as `batch`, with the values in `changed`."""
     if type(batch) is dict:
         return changed
-    if isinstance(batch, MutableMapping):
-        same = copy.copy(batch)  # keeps what else it holds, such as a default factory
-        same.update(changed)
-        return same
-    return type(batch)(changed)  # type: ignore[call-arg]  # as collections.abc.Mapping subclasses do
+    if isinstance(batch, defaultdict):
+        return type(batch)(batch.default_factory, changed)
+    # Not a copy: whatever else the object holds would reach the program.
+    return type(batch)(changed)  # type: ignore[call-arg]  # as subclasses of Mapping do

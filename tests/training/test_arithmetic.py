@@ -26,7 +26,7 @@ from tacit.training.arithmetic import (
     largest_lot,
     sum_error,
 )
-from tacit.training.gradients import ghost_norm
+from tacit.training.rules import ghost_norm
 
 WAYS = ["gram", "keep", "drop"]
 
@@ -474,9 +474,8 @@ def test_a_whole_step_moves_by_one_clip_norm(problem):
             model=model,
             data=(x, torch.ones(len(x), 1)),
             loss_fn=outputs_times,
-            batch_size=len(lot),
+            batch_size=sampling.Poisson(1.0),
             n_records=len(lot),
-            sampler=sampling.Poisson(1.0),
             noise_multiplier=0,
             steps=1,
             arithmetic="bounded",

@@ -13,7 +13,7 @@ import tacit
 PACKAGE = Path(tacit.__file__).parent
 FENCED = (
     "training/gpu/",
-    "training/program/torch_internals.py",
+    "training/torch_internals.py",
 )
 NAMED_TUPLES = {"_replace", "_fields", "_asdict", "_make"}  # documented, despite the underscore
 

@@ -6,7 +6,7 @@
   parameters where that is possible (`update`);
 - `noise`, `banded_blocks`: Gaussian noise on many tensors, on a grid, in one launch;
 - `gram`, `conv_norms`, `weighted_rows`: fused kernels for per-example norms and sums. Each has a
-  plain torch equivalent in `tacit.training.gradients`;
+  plain torch equivalent in `tacit.training.rules`;
 - `available`: what of this can be used here. The others of this list but the first two need Triton.
 
 It has no public names: `tacit.training` imports what it needs from these files. This is the only

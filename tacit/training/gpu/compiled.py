@@ -34,11 +34,11 @@ from tacit.training.gpu.graph_replay import (
     Step,
     report,
 )
-from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.gradients.site import Unsupported
 from tacit.training.program import mapped
 from tacit.training.program.mapped import NonFinite
 from tacit.training.program.programs import Programs
+from tacit.training.rules.ghost_norm import cudnn_rounds, multiplied_in
+from tacit.training.rules.operands import Unsupported
 from tacit.training.tree import is_out_of_memory, with_rows
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.fx import traceback
 
 from tacit.training.gpu.graph_replay import Step
-from tacit.training.gradients.ghost_norm import usual
+from tacit.training.rules.ghost_norm import usual
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph. It is called with a list of tensors, which it empties."""

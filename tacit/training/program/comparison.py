@@ -29,14 +29,14 @@ from tacit.errors import IncompatibleModel
 from tacit.training import record_loop
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples, clip_and_sum, losses_of
-from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.memory_limit import available_memory
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.one_example import WRITES
 from tacit.training.program.python_state import Kept, PythonState
 from tacit.training.program.replayed_draws import LotDraws
-from tacit.training.program.torch_internals import TorchDispatchMode, version_of
+from tacit.training.rules.operands import Unsupported
+from tacit.training.torch_internals import TorchDispatchMode, version_of
 from tacit.training.tree import (
     Batch,
     LossFn,

@@ -6,7 +6,7 @@ them up or multiplies two matrices, the gradients of its sources stay factored. 
 forms them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from tacit.training.gradients.factored import (
+from tacit.training.rules.factored import (
     Dense,
     FactoredGradient,
     Outer,
@@ -22,7 +22,8 @@ from tacit.training.gradients.factored import (
     Region,
     TableRows,
 )
-from tacit.training.program.torch_internals import TO_COPY
+from tacit.training.torch_internals import TO_COPY
+from tacit.training.tree import is_out_of_memory
 
 aten = torch.ops.aten
 Step = Callable[..., FactoredGradient]  # of a value's gradient, and the values that are `needed`
@@ -238,3 +239,27 @@ _PULLS: dict[Any, Callable[..., Pull | None]] = {
     aten.div.Tensor: partial(_times, power=-1),
     **dict.fromkeys((aten.mm.default, aten.matmul.default), _matrix_product),
 }
+
+
+# Everything else ----------------------------------------------------------------------------------
+
+
+def pulled_by_autograd(
+    value: Tensor, gradient: FactoredGradient, parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, FactoredGradient]]:
+    """Yield (name, its per-example gradients) for each parameter that a value is computed from."""
+    leaves = tuple(parameters.values())
+    with torch.no_grad():
+        seeds = gradient.dense().to(value.dtype)
+    pull = partial(torch.autograd.grad, value, leaves, retain_graph=True, allow_unused=True)
+    with torch.enable_grad():
+        try:
+            found = pull(seeds, is_grads_batched=True)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            rows = zip(*map(pull, seeds), strict=True)  # a backward that vmap cannot map
+            found = [None if own[0] is None else torch.stack(own) for own in rows]
+    for name, of_leaf in zip(parameters, found, strict=True):
+        if of_leaf is not None:
+            yield name, Dense(of_leaf)

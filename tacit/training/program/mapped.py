@@ -1,11 +1,13 @@
-"""The clipped sum of a lot: the traced program of one example, mapped over the examples.
+"""The clipped sum of a lot: the traced program of one example, on all examples at once.
 
-All examples run at once under `torch.func.vmap`. At a site the map is left for a moment, and a
-layer rule of `gradients` computes the operator on the stacked examples. In the backward it collects
-factored per-example gradients on the `MappedTape`. Norms, factors and the clipped sum follow.
+The operators of the program run on stacked examples; `stacked` says why none can reach another. At
+a site (an operator with parameters) a rule of `layers` computes the operator, and in the backward
+it collects factored per-example gradients on the `MappedTape`. Norms, factors and the clipped sum
+follow.
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from tacit.training import torch_internals
 from tacit.training.clip import (
     ROUNDING,
     Clip,
@@ -24,9 +27,12 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.examples import Examples, keep_freed_memory, total_squares
-from tacit.training.gradients import generic
-from tacit.training.gradients.factored import (
-    Dense,
+from tacit.training.noisy_loss import with_loss
+from tacit.training.program.derived import pulled_by_autograd
+from tacit.training.program.one_example import OneExample
+from tacit.training.program.programs import Programs
+from tacit.training.rules import layers
+from tacit.training.rules.factored import (
     FactoredGradient,
     TableRows,
     Together,
@@ -34,17 +40,14 @@ from tacit.training.gradients.factored import (
     combine,
     held_bytes,
     in_sequence,
+    is_better_joined,
+    is_small,
     joined,
 )
-from tacit.training.gradients.ghost_norm import multiplied_in
-from tacit.training.gradients.site import Declined, Layout, Site
-from tacit.training.noisy_loss import with_loss
-from tacit.training.program import torch_internals
-from tacit.training.program.one_example import OneExample
-from tacit.training.program.programs import Programs
-from tacit.training.program.rules import REWRITTEN, RULES, Rule
-from tacit.training.program.stacked import stack
-from tacit.training.program.torch_internals import is_mapped, outside_of_map, with_map, without_map
+from tacit.training.rules.ghost_norm import multiplied_in
+from tacit.training.rules.operands import Declined
+from tacit.training.rules.operators import REWRITTEN, RULES
+from tacit.training.torch_internals import mappable, on_its_own, version_of
 from tacit.training.tree import require_gradient, with_rows
 
 NonFinite = Literal["look", "mask", "ignore"]
@@ -53,6 +56,11 @@ and mask such examples only if there are any (waits for the device); always "mas
 activations, and a copy of them); or "ignore", where the caller looks at the norms and uses the sum
 only if all of them are finite.
 """
+_EXAMPLE_BY_EXAMPLE = "There is a performance drop"  # vmap's, of an operator it has no rule for
+_OVERWRITTEN = (
+    "the program writes into a tensor in place that the gradient of a parameter is computed from. "
+    "Use the operation that returns a new tensor."
+)
 
 
 def run(
@@ -78,17 +86,16 @@ def run(
         programs.begin_lot()
     program = programs.program_of(examples.batch)
     tape = MappedTape(program, examples, clip)
-    held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
+    held: dict[str, Tensor] = {**examples.parameters}
+    if not held.keys() >= {*program.names}:
+        held = dict(examples.model.named_parameters()) | dict(examples.model.named_buffers())
     values = [held[name] for name in program.names]
     tape.begin(dict(zip(program.names, values, strict=True)))
 
-    def one(*rows: Tensor) -> Tensor:
-        return program.run(tape, *values, *rows)
-
     try:
         modes = torch_internals.modes_put_back(examples.mask.device.type)
-        with modes, torch.enable_grad(), generic.without_fallback_warnings():
-            losses = vmap(one, randomness="different")(*rows)
+        with modes, torch.enable_grad():
+            losses = program.run(tape, *values, *rows)
         require_gradient(losses)
         with torch.autocast(losses.device.type, enabled=False):
             tape.backward(losses if seeded is None else seeded(losses))
@@ -104,6 +111,7 @@ class MappedTape:
 
     def __init__(self, program: OneExample, examples: Examples, clip: Clip) -> None:
         self.program = program
+        self.mask = examples.mask
         self.examples = examples.mask.shape[0]  # `len` would make it a number for the compiler
         self.parameters = examples.parameters
         self.clip, self.bounded, self.is_sparse = clip, examples.bounded, examples.sparse
@@ -115,7 +123,7 @@ class MappedTape:
         self.waiting_together: dict[tuple[str, ...], list[Together]] = {}
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.measured: list[tuple[list[str], FactoredGradient]] = []
-        self.small: dict[int, list[tuple[str, Dense]]] = {}
+        self.small: dict[int, list[tuple[str, FactoredGradient]]] = {}
         self.rounding = 0.0
 
     def begin(self, values: dict[str, Tensor]) -> None:
@@ -138,120 +146,128 @@ class MappedTape:
         """Return whether `tensor` is a shared value."""
         return id(tensor) in self.labels
 
+    def is_small(self, shared: Tensor) -> bool:
+        """Return whether the gradients of a shared value are formed, being so few numbers."""
+        return is_small(shared, self.examples)
+
     # Calls of the graph ---------------------------------------------------------------------------
 
-    def meet(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute an operator that takes shared values and examples."""
-        rule = RULES.get(target)
-        place = None if rule is None else rule.place
-        if isinstance(place, tuple):
-            return self._by_rule(rule, place, args, kwargs)
-        if not torch.is_grad_enabled():
-            return target(*args, **kwargs)
+    def meet(
+        self,
+        fits: bool,
+        target: Any,
+        stacked: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Compute an operator that takes shared values and examples.
+
+        `fits` says whether its rule takes arguments of these kinds. `stacked` has the structure of
+        `args`, with True for values of all examples.
+        """
         try:
-            if target in REWRITTEN:
-                return REWRITTEN[target](self, *args, **kwargs)
+            if fits:
+                return RULES[target].run(self, *args, **kwargs)
         except Declined:
             pass
-        if place is not None:
-            if place < 0:  # either of the first two
-                place = 0 if not self.is_shared(args[0]) else 1
-            x = args[place]
-            if isinstance(x, Tensor) and is_mapped(x):
-                try:
-                    return self._by_rule(rule, (place,), args, kwargs)
-                except Declined:
-                    pass
-        return self._on_copies(target, args, kwargs)
+        try:
+            return self._rewritten(target, stacked, args, kwargs)
+        except Declined:
+            pass
+        args = _paired(self._stacked, args, stacked)
+        stacked = _paired(lambda *_: True, args, args)
+        return self.map(target, stacked, args, kwargs)
 
-    def by_rule(self, run: Callable[..., Tensor], x: Tensor, shared: Tensor) -> Tensor:
-        """Return `run(site, x, shared)`, where x holds all examples on the first axis."""
-        return self._by_rule(Rule(run, 0, lambda *_: False), (0,), (x, shared), {})
-
-    def _by_rule(
-        self, rule: Any, places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _rewritten(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor)]
-        if any(a.is_complex() or (i not in places and is_mapped(a)) for i, a in tensors):
-            raise Declined  # rules are for real numbers, and examples in their places
-        is_joined = rule.joined(*args)
-        stacked = {i: self._stacked(args[i]) for i in places if args[i] is not None}
-        first = stacked[places[0]]
-        inner = first.shape[1] if is_joined else 1
-        with outside_of_map():
-            if is_joined:
-                stacked[places[0]] = first = first.flatten(0, 1)
-            layout = Layout(0, inner)
-            site = self._site((first,), (layout,), layout)
-            found = rule.run(site, *(stacked.get(i, a) for i, a in enumerate(args)), **kwargs)
-            site.forget_tensors()
-            if is_joined:
-                found = found.unflatten(0, (self.examples, inner))
-        return _map(with_map, found)
+        if target not in REWRITTEN:
+            raise Declined
 
-    def _stacked(self, value: Tensor) -> Tensor:
+        def own(value: Tensor, is_row: bool) -> Tensor:
+            return value if self.is_shared(value) else self._stacked(value, is_row)
+
+        return REWRITTEN[target](self, *_paired(own, args, stacked), **kwargs)
+
+    def _stacked(self, value: Tensor, is_row: bool) -> Tensor:
         """Return the values of all examples, on the first axis."""
-        return without_map(self.copy(value) if self.is_shared(value) else value, self.examples)
+        if is_row:
+            return value
+        if self.is_shared(value):
+            return self.copy(value)
+        return value.expand(self.examples, *value.shape)
 
-    def _site(
-        self, tensors: tuple[Tensor, ...], layouts: tuple[Layout, ...], output: Layout
-    ) -> Site:
-        return Site(
-            self.examples,
-            tensors,
-            layouts,
-            output,
-            self.is_shared,
-            self.add,
-            self.anchor,
-            collect_together=self.add_together,
-        )
+    def site(
+        self,
+        compute: Callable[[], Tensor],
+        x: Tensor | None,
+        collect: Callable[[Tensor], None],
+        *,
+        reads: bool = True,
+    ) -> Tensor:
+        """Return `compute()`; call `collect` with its gradient, in the backward.
 
-    def _on_copies(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def own(value: Any) -> Any:
-            return (
-                self.copy(value) if isinstance(value, Tensor) and self.is_shared(value) else value
-            )
+        `x` holds the examples that it is computed from. Shared values have no history there, so
+        if `x` has none either, the anchor stands for it: else autograd would pass the site by.
+        `reads` says that `collect` reads `x`, which the program must not overwrite then.
+        """
+        if not torch.is_grad_enabled():
+            return compute()
+        if x is None or not x.requires_grad:
+            result = _Start.apply(self.anchor, compute)
+        else:
+            result = compute()
+        version = version_of(x) if reads and x is not None else None
 
-        return self.stack(target, _map(own, args), _map(own, kwargs))
+        def hook(g: Tensor) -> None:
+            if version is not None and x is not None and version_of(x) != version:
+                raise RuntimeError(_OVERWRITTEN)
+            collect(g)
+
+        result.register_hook(hook)
+        return result
+
+    def plain(self, *values: Tensor | None) -> list[Any]:
+        """Return shared values without their history, so that autograd computes no gradients."""
+        return [None if value is None else value.detach() for value in values]
 
     def copy(self, shared: Tensor) -> Tensor:
-        """Return the copy that one example has of a shared value."""
-        with outside_of_map():
-            site = self._site((), (), Layout(0))
-            copies = generic.spread_to(site, shared, (self.examples, *shared.shape))
-        return with_map(copies)
+        """Return the copy that each example has of a shared value."""
+        return layers.copies(self, shared)
 
-    def spread(self, value: Tensor) -> Tensor:
-        """Return a copy of a tensor that one example may write into."""
-        if self.is_shared(value):
-            return self.copy(value).clone()
-        if is_mapped(value):
-            return value.clone()
-        with outside_of_map():
-            copies = value.expand(self.examples, *value.shape).clone()
-        return with_map(copies)
+    def spread(self, value: Tensor, is_row: bool) -> Tensor:
+        """Return a copy of a tensor for each example, which may write into it."""
+        return self._stacked(value, is_row).clone()
 
-    def draw(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draw random numbers, other ones for each example."""
-        return target(*args, **kwargs)
+    def map(
+        self, target: Any, stacked: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute any operator for each example; random numbers are drawn for each."""
+        rows: list[Tensor] = []
+        _paired(lambda value, is_row: rows.append(value) if is_row else None, args, stacked)
+        run = mappable(target)
 
-    def stack(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute an operator on all examples by its own kernel."""
-        return stack(self.examples, target, args, kwargs)
+        def of_one(_: Tensor, *values: Tensor) -> Any:
+            left = iter(values)
+            own = _paired(lambda v, is_row: next(left) if is_row else v, args, stacked)
+            return run(*own, **kwargs)
 
-    def each(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-        """Call a function that knows nothing of maps, on one example after the other."""
-        if not any(map(is_mapped, tensors)):
-            with outside_of_map():
-                return function(*tensors)
-        rows = [self._stacked(t).unbind() for t in tensors]
-        with outside_of_map():
-            found = [function(*of_one) for of_one in zip(*rows, strict=True)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_EXAMPLE_BY_EXAMPLE)
+            return vmap(of_one, randomness="different")(self.mask, *rows)
+
+    def each(
+        self, function: Callable[..., Any], stacked: Sequence[bool], tensors: Sequence[Tensor]
+    ) -> Any:
+        """Call a function of the user's own, on one example after the other."""
+        if not any(stacked):
+            return function(*tensors)
+        rows = [self._stacked(*pair).unbind() for pair in zip(tensors, stacked, strict=True)]
+        found = [function(*of_one) for of_one in zip(*rows, strict=True)]
         if isinstance(found[0], Tensor):
-            return with_map(torch.stack(found))
+            return torch.stack(found)
         return tuple(
-            with_map(torch.stack(results)) if isinstance(results[0], Tensor) else results[0]
+            torch.stack(results) if isinstance(results[0], Tensor) else results[0]
             for results in zip(*found, strict=True)
         )
 
@@ -321,7 +337,8 @@ class MappedTape:
                 value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
-                sums[name] = part.to(self._dtype_of_sum(name))
+                dtype = self._dtype_of_sum(name)
+                sums[name] = part if part.dtype == dtype else part.to(dtype)
         for name, p in self.parameters.items():
             if name not in sums:
                 sums[name] = zeros_for(p, self._dtype_of_sum(name))
@@ -331,7 +348,7 @@ class MappedTape:
         return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
-        if isinstance(gradient, Dense) and gradient.is_better_joined():
+        if is_better_joined(gradient, self.parameters[name], self.examples):
             self.small.setdefault(self.groups[name], []).append((name, gradient))
         else:
             self._measure([name], gradient)
@@ -350,7 +367,8 @@ class MappedTape:
                 for source, step in sources:
                     self.waiting.setdefault(source, []).append(step(gradient, *values))
                 if not sources:
-                    self._pull_back(values[0], gradient)
+                    for source, found in pulled_by_autograd(values[0], gradient, self.parameters):
+                        self.waiting.setdefault(source, []).append(found)
         uses = Counter(name for names in self.waiting_together for name in names)
         for names, together in self.waiting_together.items():
             whole = in_sequence(together)
@@ -366,15 +384,21 @@ class MappedTape:
             names, gradients = zip(*members, strict=True)
             self._measure(list(names), joined(gradients))
 
-    def _pull_back(self, value: Tensor, gradient: FactoredGradient) -> None:
-        for tensor, found in generic.pull_back_by_autograd(None, value, gradient, self.parameters):
-            name = next(n for n, p in self.parameters.items() if p is tensor)
-            self.waiting.setdefault(name, []).append(found)
+
+class _Start(torch.autograd.Function):
+    """Gives a history to what is computed from records and shared values alone."""
+
+    @staticmethod
+    def forward(_: Any, __: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        return on_its_own(compute())
+
+    @staticmethod
+    def backward(*_: Any) -> tuple[None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's own form
+        return None, None
 
 
-def _map(change: Any, value: Any) -> Any:
+def _paired(change: Callable[[Any, Any], Any], value: Any, stacked: Any) -> Any:
+    """Return arguments in which every tensor is `change(tensor, is_stacked)`."""
     if isinstance(value, tuple | list):
-        return type(value)(_map(change, v) for v in value)
-    if isinstance(value, dict):
-        return {k: _map(change, v) for k, v in value.items()}
-    return change(value)
+        return [_paired(change, *pair) for pair in zip(value, stacked, strict=True)]
+    return change(value, stacked) if isinstance(value, Tensor) else value

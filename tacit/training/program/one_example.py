@@ -2,8 +2,8 @@
 
 `loss_fn(model, batch)` is followed on a batch of one example of which only shapes and types are
 given. The result is a graph of torch operators: a function of the parameters, one example and
-random numbers. A lot is this graph mapped over its examples, so there is no axis on which examples
-could meet, and no Python of the user runs on private data.
+random numbers. For a lot, each operator of this graph is rewritten for all examples at once, such
+that none reaches another (`stacked` says why), and no Python of the user runs on private data.
 
 Each value of the graph is of one kind:
 
@@ -15,6 +15,7 @@ A *site* is an operator that takes a shared and an example value. Clipping needs
 gradients there and nowhere else.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +26,13 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from tacit.errors import IncompatibleModel
+from tacit.training import torch_internals
 from tacit.training.examples import as_written
-from tacit.training.program import products, recurrence, torch_internals
 from tacit.training.program.derived import DerivedValue, pull_of
-from tacit.training.program.stacked import STACKED, simpler_cross_entropy
-from tacit.training.program.torch_internals import mappable, schema_of, version_of
+from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
+from tacit.training.rules import products, recurrent
+from tacit.training.rules.operators import has_rule, places_of
+from tacit.training.torch_internals import Untraceable, schema_of, version_of
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -51,14 +54,6 @@ _HOOKED = (
     " has a hook on its gradient (register_hook), which would be left out, or would see gradients "
     "of one record. Remove it, and change p.grad after private.step(batch, update=False) instead."
 )
-
-
-class Untraceable(IncompatibleModel):
-    """Raised with the reason why the program of one example cannot be traced."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +102,7 @@ def traced(model: nn.Module, loss_fn: LossFn, batch: Batch, views: int = 1) -> O
         check_losses(losses, views)
         return losses.mean()
 
-    with recurrence.LayerByLayer():
+    with recurrent.LayerByLayer():
         module = torch_internals.traced(program, tensors)
     return _Sorted(module, model).result()
 
@@ -133,15 +128,22 @@ class _Sorted:
 
     def result(self) -> OneExample:
         uses: Counter[str] = Counter()
+        start = next(n for n in self.graph.nodes if n.op != "placeholder")
+        with self.graph.inserting_before(start):
+            self.count = self.graph.call_function(_count, (self.tape,))
+        self.kinds[self.count] = "constant"
+        self.writes = any(map(written, self.graph.nodes))
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
-            if self.kinds[node] != "example" and node.target is recurrence.LAYER:
-                node.target = recurrence.layer_by_torch
+            if self.kinds[node] != "example" and node.target is recurrent.LAYER:
+                node.target = recurrent.layer_by_torch
             if isinstance(node.target, torch_internals.CustomCall):
-                node.args = (self.tape, *node.args)
+                node.args = (self.tape, self._flags(node.args), *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
+            if node.target is aten.as_strided.default:
+                raise Untraceable("it reads memory by its address (as_strided)")
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
                     times = 2 if node.target in products.OF_SEVERAL else 1
@@ -224,6 +226,7 @@ class _Sorted:
                 if tensor.grad_fn is not None:  # leaves are refused by `Programs`, by name
                     raise Untraceable(_HELD)
                 self.constants.append((tensor, version_of(tensor)))
+                node.meta.setdefault("val", tensor)
                 continue
             part = self._input(name)
             with self.graph.inserting_before(node):
@@ -249,13 +252,17 @@ class _Sorted:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
-            change = _SIMPLER.get(node.target)
+            change, new = _SIMPLER.get(node.target), node.meta.get("val")
             if change is not None:
                 with self.graph.inserting_before(node):
                     new = change(self.graph, *node.args, **node.kwargs)
-                if new is not None:
-                    node.replace_all_uses_with(new)
-                    self.graph.erase_node(node)
+            elif not isinstance(new, int):  # as a size is, which is the same for all examples
+                continue
+            if new is not None:
+                if isinstance(new, fx.Node):
+                    new.meta = {"val": node.meta.get("val")} | new.meta
+                node.replace_all_uses_with(new)
+                self.graph.erase_node(node)
 
     def _separate_writes(self) -> None:
         """Sort the nodes; a tensor into which an example is written becomes one for each example.
@@ -272,7 +279,8 @@ class _Sorted:
     def _own_copy(self, node: fx.Node) -> bool:
         for target in written(node):
             root = self.roots[target]
-            if root.op == "get_attr" or root in self.names.values():
+            is_shared = root.op == "get_attr" or root in self.names.values()
+            if is_shared or node.target in _WITH_STATISTICS:
                 if names := [n for n, value in self.names.items() if value is root]:
                     raise IncompatibleModel(WRITES.format(f"model.{names[0]}"))
                 raise Untraceable("the program writes into a tensor that all examples share")
@@ -283,7 +291,7 @@ class _Sorted:
             if is_own or not (is_row or (self.kinds[root] != "example" and is_needed)):
                 continue
             with self.graph.inserting_after(root):
-                copy = self.graph.call_function(_spread, (self.tape, root))
+                copy = self.graph.call_function(_spread, (self.tape, root, is_row))
             root.replace_all_uses_with(copy, lambda user, own=copy: user is not own)
             return True
         return False
@@ -321,29 +329,75 @@ class _Sorted:
     # Sites ----------------------------------------------------------------------------------------
 
     def _replace(self, node: fx.Node) -> None:
-        """Make a node that needs more than the map a call of the tape."""
-        is_site = any(self.kinds[arg] == "shared" for arg in node.all_input_nodes)
-        if node.target is _spread or isinstance(node.target, torch_internals.CustomCall):
+        """Make a node of an example one of all examples: see `stacked`."""
+        if node.target in (_spread, operator.getitem) or isinstance(
+            node.target, torch_internals.CustomCall
+        ):
             return
-        if is_site or node.target is recurrence.LAYER:  # which vmap cannot map
-            call = _meet
-        elif is_random(node):
-            call = _draw
-        elif node.target in STACKED or mappable(node.target) is not node.target:
-            call = _stack
+        _give_all_arguments(node)
+        shared = [n for n in node.all_input_nodes if self.kinds[n] == "shared"]
+        is_met = node.target is recurrent.LAYER or (shared and has_rule(node))
+        fits = False
+        if is_met:
+            fits = self._prepare(node, places_of(node, self.kinds))
         else:
-            return
-        args: Any = (
-            self.tape,
-            node.target,
-            *node.args,
-        )  # Any: the target is no argument of a graph
-        with self.graph.inserting_before(node):
-            new = self.graph.call_function(call, args, dict(node.kwargs))
+            for value in shared:
+                node.replace_input_with(value, self._of_all(_copy, node, value))
+        new = None if is_met else lifted(node, self._is_example, self.count, writes=self.writes)
+        if new is None:
+            args: Any = (node.target, self._flags(node.args), *node.args)
+            with self.graph.inserting_before(node):
+                if is_met:
+                    new = self.graph.call_function(_meet, (self.tape, fits, *args), node.kwargs)
+                else:
+                    new = self.graph.call_function(_map, (self.tape, *args), node.kwargs)
+        for inserted in _since(node, self.kinds):
+            self.kinds[inserted] = "example"
         new.meta = dict(node.meta)
-        self.kinds[new] = "example"
         node.replace_all_uses_with(new)
         self.graph.erase_node(node)
+
+    def _prepare(self, node: fx.Node, places: tuple[int, ...] | None) -> bool:
+        """Stack the arguments that a rule takes stacked; return whether the rule fits."""
+        for place in places or ():
+            value = node.args[place]
+            if isinstance(value, fx.Node) and not self._is_example(value):
+                call = _copy if self.kinds[value] == "shared" else _repeat
+                node.update_arg(place, self._of_all(call, node, value))
+        return places is not None
+
+    def _of_all(self, call: Any, user: fx.Node, value: fx.Node) -> fx.Node:
+        """Return a node for the values that all examples have of a tensor, in front of its user."""
+        with self.graph.inserting_before(user):
+            found = self.graph.call_function(call, (self.tape, value))
+        found.meta, self.kinds[found] = dict(value.meta), "example"
+        return found
+
+    def _is_example(self, node: fx.Node) -> bool:
+        return self.kinds[node] == "example"
+
+    def _flags(self, value: Any) -> Any:
+        """Return the structure of arguments, in which True stands for values of examples."""
+        if isinstance(value, tuple | list):
+            return tuple(map(self._flags, value))
+        return isinstance(value, fx.Node) and self._is_example(value)
+
+
+def _since(node: fx.Node, known: dict[fx.Node, Kind]) -> Iterator[fx.Node]:
+    """Yield the nodes just before `node` that are not known yet."""
+    while (node := node.prev) not in known and node.op == "call_function":
+        yield node
+
+
+def _give_all_arguments(node: fx.Node) -> None:
+    """Give the positional arguments that were given by name or not at all."""
+    schema = schema_of(node.target)
+    if schema is None:
+        return
+    kwargs = dict(node.kwargs)
+    rest = [a for a in schema.arguments[len(node.args) :] if not a.kwarg_only]
+    node.args += tuple(kwargs.pop(a.name, a.default_value) for a in rest)
+    node.kwargs = kwargs
 
 
 def _reaches(node: fx.Node, wanted: set[fx.Node]) -> bool:
@@ -366,9 +420,15 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
     yield from found
 
 
+# Normalizations that write running statistics (their arguments 3 and 4) where argument 5 is true.
+_WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+
+
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = schema_of(node.target)
+    if node.target in _WITH_STATISTICS and node.args[5]:  # which its schema does not say
+        return [n for n in node.args[3:5] if n is not None]
     if schema is None or not schema.is_mutable:
         return []
     found = []
@@ -412,13 +472,10 @@ def _must_stay(node: fx.Node) -> bool:
         return True
     if node.target in (*torch_internals.MODES, _note):
         return True
-    if node.target in (_spread, _meet) and _written_by(node):
-        return True
-    return bool(written(node))
-
-
-def _written_by(node: fx.Node) -> bool:
-    schema = schema_of(node.args[1]) if node.target is _meet else None
+    target: Any = node.target
+    if target in (_meet, _map):
+        target = next(a for a in node.args if schema_of(a) is not None)
+    schema = schema_of(target)
     return schema is not None and schema.is_mutable
 
 
@@ -438,20 +495,28 @@ def _is_same_part(tensor: Tensor, whole: Tensor) -> bool:
 # What the graph calls -----------------------------------------------------------------------------
 
 
-def _meet(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.meet(target, args, kwargs)
+def _meet(tape: Any, fits: bool, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.meet(fits, target, stacked, args, kwargs)
 
 
-def _draw(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.draw(target, args, kwargs)
+def _map(tape: Any, target: Any, stacked: Any, *args: Any, **kwargs: Any) -> Any:
+    return tape.map(target, stacked, args, kwargs)
 
 
-def _stack(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    return tape.stack(target, args, kwargs)
+def _copy(tape: Any, shared: Tensor) -> Tensor:
+    return tape.copy(shared)
 
 
-def _spread(tape: Any, value: Tensor) -> Tensor:
-    return tape.spread(value)
+def _repeat(tape: Any, value: Tensor) -> Tensor:
+    return value.expand(tape.examples, *value.shape)
+
+
+def _spread(tape: Any, value: Tensor, is_stacked: bool) -> Tensor:
+    return tape.spread(value, is_stacked)
+
+
+def _count(tape: Any) -> int:
+    return tape.examples
 
 
 def _label(tape: Any, name: str, value: Tensor) -> Tensor:
@@ -473,6 +538,7 @@ def _without_dropout(_: fx.Graph, x: fx.Node, p: float, train: bool) -> fx.Node 
 # What replaces a node; None leaves it as it is.
 _SIMPLER: dict[Any, Callable[..., fx.Node | None]] = {
     aten.cross_entropy_loss.default: simpler_cross_entropy,
+    aten.cat.default: without_empty,
     aten.fill_.Tensor: _simpler_fill,
     aten.dropout.default: _without_dropout,
     aten.dropout_.default: _without_dropout,

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.program.one_by_one import OTHER_SHAPE, rest_of
+from tacit.training.one_by_one import OTHER_SHAPE
 from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
 from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues
-from tacit.training.program.torch_internals import version_of
-from tacit.training.tree import Batch, LossFn, map_rows, with_rows
+from tacit.training.torch_internals import version_of
+from tacit.training.tree import Batch, LossFn, form_of, map_rows, with_rows
 
 _latest: list["Programs"] = []  # of the last direct call of `clipped_sum`
 _DIFFER = "Two traces of the program of one example"
@@ -141,7 +141,7 @@ class Programs:
     def _key(self, batch: Batch) -> Any:
         tensors, _ = with_rows(batch)
         shapes = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        return shapes, rest_of(batch)
+        return shapes, form_of(batch)
 
     # Python values --------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.training.program import torch_internals
+from tacit.training import torch_internals
 from tacit.training.program.tensor_values import is_placeholder
 from tacit.training.withheld_errors import LIBRARIES
 

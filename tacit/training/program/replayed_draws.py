@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.training.program.torch_internals import TorchDispatchMode, schema_of
+from tacit.training.torch_internals import TorchDispatchMode, schema_of
 
 # Operators that only draw, without the underscore of those that write in place.
 _NAMES = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit._slow import told_if_slow
 from tacit.errors import IncompatibleModel
 from tacit.training import record_loop
 from tacit.training.clip import Clip, ClippedSum
@@ -21,6 +22,7 @@ from tacit.training.distributed import gathered
 from tacit.training.examples import Examples, as_views, losses_of, views_one_by_one
 from tacit.training.key import randomness
 from tacit.training.memory_limit import starting_limit
+from tacit.training.one_by_one import random_like
 from tacit.training.program import mapped
 from tacit.training.program.comparison import (
     EXAMPLES,
@@ -30,7 +32,6 @@ from tacit.training.program.comparison import (
     require_same_alone,
     resampled_like,
 )
-from tacit.training.program.one_by_one import random_like
 from tacit.training.program.one_example import OneExample, Untraceable
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.programs import Programs
@@ -86,8 +87,7 @@ def start(
 ) -> Started:
     """Trace the program of one example, and compare it with `loss_fn` on synthetic records.
 
-    Of the records, only the shapes are used, and values that are not tensors and must be the same
-    for all. `usual` is the size of a lot.
+    Of the records, only the shapes are used. `usual` is the size of a lot.
     """
     blanks, device, private = records.blanks(), records.device, records.tensors
     zeros = [map_tensors(torch.zeros_like, views_one_by_one(b, views, augment)) for b in blanks]
@@ -98,7 +98,8 @@ def start(
         lot = comparison.synthetic(zeros[0])
         comparison.begin()
         programs = Programs(model, loss_fn, views, private=private)
-        reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
+        with told_if_slow("tracing the program of one example"):
+            reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
         try:
             if check:
                 comparison.require_same_meaning(lot)

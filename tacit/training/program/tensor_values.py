@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tacit.errors import TacitError
-from tacit.training.program import torch_internals
-from tacit.training.program.one_example import Untraceable
-from tacit.training.program.torch_internals import version_of
+from tacit.training import torch_internals
+from tacit.training.torch_internals import Untraceable, version_of
 from tacit.training.tree import Batch, LossFn
 
 _VALUES: set[Any] = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__}

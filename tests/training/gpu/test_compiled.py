@@ -10,10 +10,10 @@ from tacit.errors import IncompatibleModel
 from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
-from tacit.training.gradients import ghost_norm
 from tacit.training.padding import Padding
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
+from tacit.training.rules import ghost_norm
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,8 +127,7 @@ def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
             steps=3,
             clip_norm=0.5,
             noise_multiplier=0.0,
-            speed=Speed(max_microbatch=10, compile=is_compiled),
-            check=False,
+            speed=Speed(max_microbatch=10, compile=is_compiled, check=False),
             seed=1,
         )
         for lot in private:
@@ -252,7 +251,7 @@ def run_of(model, loss_fn, *, compile):
     data = torch.randn(24, 4), torch.randint(0, 2, (24,))
     options = {"batch_size": 24, "steps": 4, "clip_norm": 0.5, "noise_multiplier": 0.0, "seed": 1}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    options |= {"check": False, "speed": Speed(compile=compile)}
+    options["speed"] = Speed(compile=compile, check=False)
     return make_private(model, optimizer, data, loss_fn, **options)
 
 

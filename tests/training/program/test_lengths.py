@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from looped_reference import set_up
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -56,7 +57,7 @@ def private(dataset, *, model=None, loss=loss_fn, way="traced", **options):
     settings = {"batch_size": 12, "steps": 4, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
     settings["check"] = way == "traced"
     with set_up(way):
-        return tacit.make_private(model, optimizer, dataset, loss, **(settings | options))
+        return tacit.make_private(model, optimizer, dataset, loss, **with_speed(settings | options))
 
 
 def trained(*args, **options):

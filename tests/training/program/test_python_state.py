@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, clipped_sum, make_private
-from tacit.training.program import torch_internals
+from tacit.training import Flat, clipped_sum, make_private, torch_internals
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
 from tacit.training.program.python_state import PythonState

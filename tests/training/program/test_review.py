@@ -1,16 +1,20 @@
 """Programs that once gave other sums than a loop, or were refused: found by a hostile review."""
 
+import re
 import warnings
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from looped_reference import alone, set_up
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, clipped_sum
+from tacit.training import Flat, PadTo, Speed, clipped_sum
 
 
 class Apply(nn.Module):
@@ -67,6 +71,27 @@ class Straight(torch.autograd.Function):
         g = g.clone()
         g[g > 1] = 1
         return g
+
+
+class Round(torch.autograd.Function):
+    """A straight-through estimator that vmap can run."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w):
+        return w.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+straight, rounded = Straight.apply, Round.apply  # as most programs keep them
 
 
 def alias(m, h):
@@ -141,6 +166,13 @@ PROGRAMS = {
         w=parameter(2, 3, 2),
     ),
     "backward that writes": lambda: Apply(lambda m, h: h @ Straight.apply(m.w), w=parameter(6, 6)),
+    "function kept before": lambda: Apply(lambda m, h: h @ straight(m.w), w=parameter(6, 6)),
+    "mapped function kept before": lambda: Apply(
+        lambda m, h: h @ rounded(3 * m.w) + rounded(h * m.v), w=parameter(6, 6), v=parameter(6)
+    ),
+    "mapped function": lambda: Apply(
+        lambda m, h: h @ torch.func.vmap(rounded)(3 * m.w), w=parameter(6, 6)
+    ),
 }
 
 
@@ -171,15 +203,11 @@ def test_labels_that_are_probabilities_row_by_row():
     check(Apply(lambda _, h: h), batch, loss_fn)
 
 
-@pytest.mark.parametrize("values", [("a", "b"), (torch.tensor(2.0), torch.tensor(5.0))])
-def test_what_is_no_row_is_not_frozen(values):
-    def loss_fn(model, batch):
-        factor = batch["it"] if isinstance(batch["it"], torch.Tensor) else ord(batch["it"])
-        return of_output(model, (batch["x"],)) * factor
-
-    model = Apply(lambda _, h: h)
-    for value in values:
-        check(model, {"x": torch.randn(4, 6).double(), "it": value}, loss_fn)
+@pytest.mark.parametrize("value", ["a", 2.5, torch.tensor(2.0)])
+def test_what_is_no_row_is_refused(value):
+    batch = {"x": torch.randn(4, 6).double(), "it": value}
+    with pytest.raises(IncompatibleModel, match=r"batch\['it'\] is"):
+        clipped_sum(Apply(lambda _, h: h), of_output, batch, Flat(1.0))
 
 
 def test_the_type_of_parameters_is_not_frozen():
@@ -241,8 +269,7 @@ def trained(way, make, loss_fn=loss_of, *, around=warnings.catch_warnings, steps
                 options.pop("dataset", data()),
                 loss_fn,
                 steps=steps,
-                check=way == "traced",
-                **settings | options,
+                **with_speed({"check": way == "traced"} | settings | options),
             )
         for lot in private:
             with around():
@@ -283,21 +310,112 @@ def test_hooks_on_the_gradient_of_a_parameter_are_refused():
         clipped_sum(model, loss_of, data(), Flat(1.0))
 
 
-class Domains(torch.utils.data.Dataset):
-    """Records with a text; the first ones have the same."""
+class Described(torch.utils.data.Dataset):
+    """Records with something that is no tensor."""
+
+    def __init__(self, value):
+        self.value = value
 
     def __len__(self):
         return 60
 
     def __getitem__(self, i):
         x, y = data()
-        return {"x": x[i], "y": y[i], "domain": "a" if i < 40 else "b"}
+        return {"x": x[i], "y": y[i], "note": self.value}
 
 
-def test_records_with_other_values_than_the_first_are_refused():
+def first_of(records):
+    """Collate tensors; of everything else take that of the first record."""
+    whole = torch.utils.data.default_collate([{"x": r["x"], "y": r["y"]} for r in records])
+    return whole | {"note": records[0]["note"]}
+
+
+@dataclass
+class Note:
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("John", "batch['note'] is of type str"),
+        (4711, "batch['note'] is of type int"),
+        (True, "batch['note'] is of type bool"),
+        (47.11, "batch['note'] is of type float"),
+        (b"John", "batch['note'] is of type bytes"),
+        ({"John"}, "batch['note'] is of type set"),
+        (["a", "John"], "batch['note'][0] is of type str"),
+        ({"who": ("John",)}, "batch['note']['who'][0] is of type str"),
+        (Note("John"), "batch['note'].text is of type str"),
+        (torch.tensor(47.11), "batch['note'] is a tensor without an axis"),
+        (np.array([4711]), "batch['note'] is of type ndarray"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_only_rows_of_tensors_reach_the_program(value, said, check):
+    """A value of a record is refused before the user's program could see it, and not quoted."""
+    model, seen = net(), []
+
     def loss_fn(model, batch):
-        factor = 1 if batch["domain"][0] == "a" else 5
-        return factor * loss_of(model, (batch["x"], batch["y"]))
+        seen.append(batch)
+        return loss_of(model, (batch["x"], batch["y"]))
 
-    with pytest.raises(IncompatibleModel, match="another value that is no row"):
-        trained("traced", net, loss_fn, dataset=Domains(), batch_size=1, steps=60)
+    with pytest.raises(IncompatibleModel) as caught:
+        tacit.make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            Described(value),
+            loss_fn,
+            batch_size=16,
+            steps=3,
+            clip_norm=0.3,
+            noise_multiplier=0.5,
+            collate_fn=first_of,
+            speed=Speed(check=check),
+        )
+    text = str(caught.value)
+    assert said in text
+    assert not re.search("John|47", text + str(caught.value.__cause__))
+    assert not seen
+
+
+def test_text_that_torch_collates_is_refused():
+    with pytest.raises(IncompatibleModel, match=r"batch\['note'\]\[0\] is of type str"):
+        trained("traced", net, dataset=Described("John"))
+
+
+def test_text_of_padded_records_is_refused():
+    data = [{"x": [1.0] * (1 + i % 5), "note": "John"} for i in range(60)]
+    with pytest.raises(IncompatibleModel, match=r"batch\['note'\]\[0\] is of type str"):
+        trained("traced", net, dataset=data, collate_fn=PadTo(8, fields=["x"]))
+
+
+def test_constants_may_come_from_outside_of_the_batch():
+    class Tagged(dict):
+        """A batch that carries more than its entries."""
+
+    def collate(records):
+        batch = Tagged(torch.utils.data.default_collate([{"x": x, "y": y} for x, y in records]))
+        batch.tag = "John"
+        return batch
+
+    def loss_fn(model, batch):
+        assert type(batch) is Tagged
+        assert not hasattr(batch, "tag")
+        return 3.0 * loss_of(model, (batch["x"], batch["y"]))
+
+    same(net, loss_fn, dataset=list(zip(*data(), strict=True)), collate_fn=collate)
+
+
+def test_names_in_another_order_are_refused():
+    """Their tensors would be stacked with those of other names."""
+    x, y = data()
+    records = [{"x": a, "z": a + 1, "y": b} for a, b in zip(x, y, strict=True)]
+    records[40] = dict(reversed(records[40].items()))
+
+    def loss_fn(model, batch):
+        return loss_of(model, (batch["x"] - batch["z"], batch["y"]))
+
+    with pytest.raises(IncompatibleModel, match="the same names in the same order"):
+        trained("traced", net, loss_fn, dataset=records, batch_size=40)

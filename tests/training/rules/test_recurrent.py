@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from tacit.training import Flat, PerGroup, PerLayer, clipped_sum
-from tacit.training.gradients.recurrent_steps import _backward_whole, _forward_whole
-from tacit.training.program import torch_internals
+from tacit.training import Flat, PerGroup, PerLayer, clipped_sum, torch_internals
 from tacit.training.program.programs import Programs
-from tacit.training.program.recurrence import LAYER
+from tacit.training.rules.recurrent import LAYER, _backward_whole, _forward_whole
 
 KINDS = {
     "lstm": nn.LSTM,

@@ -2,12 +2,10 @@
 
 The data set, `collate_fn` and `augment` are Python code, which a traced program does not cover.
 They are called on one record (or one user) at a time. What they give must be tensors with one row
-for each record (`augment`: one for each view); everything else in a batch must be the same for all.
+for each record (`augment`: one for each view), in containers, and nothing else.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +13,22 @@ import torch
 from torch import Tensor
 
 from tacit.errors import IncompatibleModel
-from tacit.training.tree import Batch, n_rows, name_of_kind, with_rows
+from tacit.training.tree import Batch, form_of, n_rows, with_rows
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_DIFFERENT = (
-    "values of a batch that are not tensors, or tensors without an axis, must be the same for all "
-    "records: the program is traced once for all of them. Give what differs as a tensor with one "
-    "row for each record, from the data set or collate_fn."
+_OTHER_FORM = (
+    "records must have one form: the same names in the same order, the same containers, and None "
+    "at the same places. Give what differs as a tensor with one row for each record."
 )
 OTHER_SHAPE = (
-    "a record has another shape or type than the program was traced for, or another value that is "
-    "no row of a tensor. If its length differs, give "
-    "collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to one of "
-    "a few public lengths. (Padding to the longest record of a lot would make the gradient of one "
-    "record depend on the length of another.)"
+    "a record has another shape or type than the program was traced for. If its length differs, "
+    "give collate_fn=tacit.training.PadTo(maximum), which pads each record by its own length to "
+    "one of a few public lengths. (Padding to the longest record of a lot would make the gradient "
+    "of one record depend on the length of another.)"
 )
+
+
+class OtherForm(IncompatibleModel):
+    """Raised if records hold their tensors in different ways."""
 
 
 class ByShape(list[Batch]):
@@ -44,16 +43,16 @@ def row_count(batch: Batch) -> int:
 def stacked(examples: Sequence[Batch], rows: int = 1) -> Batch:
     """Return the examples, batches of `rows` rows each, as one batch: `ByShape` if shapes differ.
 
-    Raises `IncompatibleModel` if anything in them but the rows differs.
+    Raises `IncompatibleModel` if they hold anything but rows, `OtherForm` if in different ways.
     """
     groups: dict[Any, list[list[Tensor]]] = {}
     first = examples[0]
     _, rebuild = with_rows(first)
-    others = rest_of(first)
+    form = form_of(first)
     for example in examples:
         tensors, _ = with_rows(example)
-        if rest_of(example) != others:
-            raise IncompatibleModel(_DIFFERENT)
+        if form_of(example) != form:
+            raise OtherForm(_OTHER_FORM)
         if not tensors or any(t.shape[0] != rows for t in tensors):
             raise ValueError(
                 "the first axis of every tensor in a batch must count the examples, but collate_fn "
@@ -66,12 +65,6 @@ def stacked(examples: Sequence[Batch], rows: int = 1) -> Batch:
         for group in groups.values()
     ]
     return batches[0] if len(batches) == 1 else ByShape(batches)
-
-
-def rest_of(batch: Batch) -> str:
-    """Return everything of a batch that is no row, as text: the program is traced for it."""
-    is_plain = type(batch) is tuple and len(with_rows(batch)[0]) == len(batch)
-    return "" if is_plain else repr(_values(batch))
 
 
 def random_like(record: Any) -> Any:  # Any: a record as the data set gives it
@@ -91,21 +84,3 @@ def random_like(record: Any) -> Any:  # Any: a record as the data set gives it
     if isinstance(record, tuple | list):
         return type(record)(random_like(value) for value in record)
     raise TypeError(f"no random record can be made of a {type(record).__name__}")
-
-
-def _values(batch: Batch) -> Any:  # Any: nested lists and mappings of text
-    """Return everything of a batch that is no row, in a form that `==` compares."""
-    if isinstance(batch, Tensor):
-        return "rows" if batch.dim() else f"{batch.dtype} {batch.item()}"
-    if isinstance(batch, _PLAIN):
-        return repr(batch)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return {field.name: _values(getattr(batch, field.name)) for field in fields(batch)}
-    if isinstance(batch, Mapping):
-        return {repr(name): _values(value) for name, value in batch.items()}
-    if isinstance(batch, tuple | list | deque):
-        return [_values(value) for value in batch]
-    raise IncompatibleModel(
-        "a batch must hold tensors and plain values in tuples, lists, mappings or dataclasses, got "
-        f"an object of type {name_of_kind(type(batch))}."
-    )

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum
-from tacit.training.gradients import convolution, ghost_norm
+from tacit.training.rules import convolution, ghost_norm
 
 CLIP = Flat(0.5)
 TOLERANCE = 2e-4  # norms are raised by a proved bound on rounding errors, so sums are shorter
@@ -644,7 +644,7 @@ def test_several_inputs_equal_the_loop():
     expected = reference.looped(
         model, lambda m, t: loss_fn(m, {"inputs": t[:2], "target": t[2]}), flat, CLIP
     )
-    nested = {"inputs": [flat[0], flat[1]], "target": flat[2], "note": "not a tensor"}
+    nested = {"inputs": [flat[0], flat[1]], "target": flat[2], "note": None}
     for way in (clipped_sum, reference.alone):
         found = way(model, loss_fn, nested, CLIP).sums
         assert reference.relative_error(found, expected) < TOLERANCE

@@ -5,7 +5,7 @@ calls use one parameter, their gradients are combined before the norm is taken, 
 |u + v|^2 has a cross term.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from tacit.training.arithmetic import ROWS, block_sums, lost_below_range
 from tacit.training.clip import accumulator
-from tacit.training.gradients import ghost_norm
-from tacit.training.gradients.ghost_norm import (
+from tacit.training.rules import ghost_norm
+from tacit.training.rules.ghost_norm import (
     GhostNorm,
     has_kernels,
     in_double,
@@ -29,10 +29,10 @@ from tacit.training.gradients.ghost_norm import (
     usual,
     wide,
 )
-from tacit.training.gradients.site import Unsupported
+from tacit.training.rules.operands import Unsupported
 
-# On a GPU, gradients of up to SMALL numbers are handled side by side in one tensor. Each begins at
-# a multiple of ALIGNED numbers, because kernels read several numbers at a time.
+# Gradients of up to SMALL numbers are formed, and handled side by side in one tensor. On a GPU each
+# begins at a multiple of ALIGNED numbers, because kernels read several numbers at a time.
 SMALL, ALIGNED = 2**14, 16
 
 
@@ -88,17 +88,6 @@ class Dense:
 
     def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:  # noqa: ARG002  # exact
         return (squared_norm(self.values) if self.squared is None else self.squared), self
-
-    def is_better_joined(self) -> bool:
-        """Return True if a GPU takes longer to launch kernels for this gradient than to run them.
-
-        `joined` puts such gradients of several parameters into one tensor.
-        """
-        if self.squared is not None or self.axes is not None:
-            return False
-        if self.values.is_cuda:
-            return self.values[0].numel() <= SMALL
-        return usual(self.values.numel()) <= SMALL
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
@@ -248,41 +237,6 @@ class TableRows:
         if bounded:
             return kept(self.values.double() * factors.double().view(-1, 1, 1), keep)
         return wide(scaled(self.values, factors, keep))
-
-
-@dataclass(frozen=True)
-class Concatenated:
-    """Gradients of a parameter whose blocks of rows (first axis) each have a factored gradient.
-
-    An example is the packed projection of an attention layer.
-    """
-
-    blocks: tuple[FactoredGradient, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return min((block.dtype for block in self.blocks), key=lambda d: torch.finfo(d).bits)
-
-    def dense(self) -> Tensor:
-        return torch.cat([block.dense() for block in self.blocks], dim=1)
-
-    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
-        found = [block.settle(bounded=bounded) for block in self.blocks]
-        squared, blocks = zip(*found, strict=True)
-        return torch.stack(squared).sum(0), Concatenated(blocks)
-
-    def weighted_sum(
-        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
-    ) -> Tensor:
-        found = [block.weighted_sum(factors, keep, bounded=bounded) for block in self.blocks]
-        return torch.cat(found)
-
-    def heights(self) -> tuple[int, ...]:
-        """Return how many rows of the parameter each block covers."""
-        return tuple(
-            block.left.shape[2] if isinstance(block, Outer) else block.dense().shape[1]
-            for block in self.blocks
-        )
 
 
 class Region(NamedTuple):
@@ -496,10 +450,6 @@ def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
         if not rows:
             return _one_product(outers)
         return Tied(_one_product(outers), _one_lookup(rows)) if outers else _one_lookup(rows)
-    stacks = [g for g in gradients if isinstance(g, Concatenated)]
-    if len(stacks) == len(gradients) and len({stack.heights() for stack in stacks}) == 1:
-        aligned = zip(*(stack.blocks for stack in stacks), strict=True)
-        return Concatenated(tuple(combine(blocks) for blocks in aligned))
     parts = [g for g in gradients if isinstance(g, Parts)]
     together = Parts.together(parts) if len(parts) == len(gradients) else None
     if together is not None:
@@ -529,29 +479,44 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
-def joined(gradients: Sequence[Dense]) -> Dense:
-    """Return the gradients of several parameters side by side in one tensor, to save launches."""
-    rows = [wide(gradient.values).reshape(gradient.values.shape[0], -1) for gradient in gradients]
-    return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
+def is_small(parameter: Tensor, examples: int) -> bool:
+    """Return whether to form the gradients of a parameter without asking what is cheapest."""
+    return not parameter.is_cuda and usual(examples) * parameter.numel() <= SMALL
 
 
-def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
-    """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients.
+def is_better_joined(gradient: FactoredGradient, parameter: Tensor, examples: int) -> bool:
+    """Return whether calls of operators for this gradient alone take longer than their work.
+
+    `joined` puts such gradients of several parameters into one tensor.
+    """
+    is_plain = isinstance(gradient, Dense) and gradient.squared is None and gradient.axes is None
+    fits_gpu = parameter.is_cuda and is_plain and parameter.numel() <= SMALL
+    return fits_gpu or is_small(parameter, examples)
+
+
+def joined(gradients: Sequence[FactoredGradient]) -> Dense:
+    """Return the gradients of several parameters side by side in one tensor, to save calls."""
+    rows = [wide(gradient.dense()).unsqueeze(1).flatten(1) for gradient in gradients]
+    if rows[0].is_cuda:
+        rows = [F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows]
+    return Dense(torch.cat(rows, 1))
+
+
+def apart(total: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Return each parameter's sum, in its shape, from the weighted sum of `joined` gradients.
 
     Or from that of gradients that stand `Together`, side by side.
     """
     if len(shapes) > 1 and total.dim() == 2:
         rows = total.split([shape[1:].numel() for shape in shapes])
-        for part, shape in zip(rows, shapes, strict=True):
-            yield part.t().contiguous().view(shape)
-        return
-    if [total.numel()] == [shape.numel() for shape in shapes]:
-        yield total if total.shape == shapes[0] else total.to_dense().reshape(shapes[0])
-        return
-    start = 0
-    for shape in shapes:
-        yield total[start : start + shape.numel()].view(shape)
-        start += shape.numel() + -shape.numel() % ALIGNED
+        return [p.t().contiguous().view(shape) for p, shape in zip(rows, shapes, strict=True)]
+    if len(shapes) == 1:
+        if total.shape == shapes[0]:
+            return [total]
+        return [total.to_dense().flatten()[: shapes[0].numel()].view(shapes[0])]
+    step = ALIGNED if total.is_cuda else 1
+    parts = total.split([shape.numel() + -shape.numel() % step for shape in shapes])
+    return [p[: s.numel()].view(s) for p, s in zip(parts, shapes, strict=True)]
 
 
 def is_by_time(rows: Tensor) -> bool:
@@ -571,7 +536,8 @@ def held_bytes(held: Any) -> int:  # Any: a gradient, or what one holds
 def scaled(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
     """Return each example's row times its factor, then rounded; zero where `keep` is False."""
     shape = (-1,) + (1,) * (rows.dim() - 1)
-    return kept((rows * factors.view(shape)).to(rows.dtype), keep)
+    found = rows * factors.view(shape)
+    return kept(found if found.dtype == rows.dtype else found.to(rows.dtype), keep)
 
 
 def kept(rows: Tensor, keep: Tensor | None) -> Tensor:

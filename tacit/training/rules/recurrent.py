@@ -1,10 +1,15 @@
-"""Per-example gradients of recurrent layers: LSTM (with projection), GRU and RNN.
+"""Recurrent layers: `nn.LSTM` (with projection), `nn.GRU`, `nn.RNN` and their cells.
 
-One layer in one direction runs all examples step by step, in buffers of all steps. With z_t the
-gates before their nonlinearity and g_t their gradient, the weights have the gradients
-sum_t g_t x_t' and sum_t g_t h_{t-1}', and the biases sum_t g_t. In an LSTM and an RNN g_t is the
-same for all four, so they stand side by side as one matrix with the inputs (x_t, h_{t-1}, 1, 1):
-its norm takes one Gram matrix of g, and its sum one product. In a GRU there are two such matrices.
+vmap cannot map torch's recurrent functions. While a program is traced, `LayerByLayer` takes such a
+call apart: each layer in each direction becomes one operator, `LAYER`, and what lies between the
+layers (dropout, both directions side by side) ordinary operators. A cell is a layer of one time
+step.
+
+The rule of `LAYER` runs all examples step by step, in buffers of all steps. With z_t the gates
+before their nonlinearity and g_t their gradient, the weights have the gradients sum_t g_t x_t' and
+sum_t g_t h_{t-1}', and the biases sum_t g_t. In an LSTM and an RNN g_t is the same for all four, so
+they stand side by side as one matrix with the inputs (x_t, h_{t-1}, 1, 1): its norm takes one Gram
+matrix of g, and its sum one product. In a GRU there are two such matrices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,90 +18,218 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from tacit.training.gradients.factored import Together
-from tacit.training.gradients.site import Operation, Site, cast, without_autocast
-from tacit.training.program.torch_internals import linear
+from tacit.training.rules.factored import Together
+from tacit.training.rules.operands import cast, without_autocast
+from tacit.training.torch_internals import linear
 
 # (gradient of the result, result, grad_input=) -> gradient of the argument
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
+# While a program is traced -----------------------------------------------------------------------
+
+_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_NETWORKS = {getattr(torch, kind): kind for kind in _KINDS}
+_CELLS = {getattr(torch, f"{kind}_cell"): kind for kind in _KINDS}
+
+
+class LayerByLayer(TorchFunctionMode):
+    """While it is active, recurrent networks and cells are computed by `LAYER`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in _CELLS and not kwargs:
+            return _cell(_CELLS[func], *args)
+        if func in _NETWORKS and not kwargs and isinstance(args[3], bool):  # not a packed sequence
+            return _network(_NETWORKS[func], *args)
+        return func(*args, **(kwargs or {}))
+
+
+def _cell(kind: str, x: Tensor, hx: Any, *weights: Tensor | None) -> Any:
+    h, c = (hx, None) if isinstance(hx, Tensor) else hx
+    weights = (*weights, *(None,) * (5 - len(weights)))
+    found = LAYER(kind, x.unsqueeze(0), h, c, *weights, False)
+    return found[0][0] if c is None else (found[0][0], found[1])
+
+
+def _network(
+    kind: str,
+    x: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return what `torch.lstm` or another recurrent function returns: outputs and final states."""
+    initial = (hx,) if isinstance(hx, Tensor) else hx
+    directions = 2 if bidirectional else 1
+    size = len(params) // (num_layers * directions)
+    steps = x.transpose(0, 1) if batch_first else x
+    finals: list[list[Tensor]] = []
+    for level in range(num_layers):
+        if level and train and dropout:
+            steps = F.dropout(steps, dropout)
+        outputs = []
+        for index in range(level * directions, (level + 1) * directions):
+            own: list[Tensor | None] = list(params[index * size : (index + 1) * size])
+            if not has_biases:
+                own[2:2] = [None, None]
+            h, c, *_ = *(s[index] for s in initial), None
+            options = *own, *[None] * (5 - len(own)), index % directions == 1
+            out, *rest = LAYER(kind, steps, h, c, *options)
+            outputs.append(out)
+            finals.append([out[0 if index % directions else -1], *rest])
+        steps = torch.cat(outputs, 2) if bidirectional else outputs[0]
+    output = steps.transpose(0, 1) if batch_first else steps
+    return output, *(torch.stack(s) for s in zip(*finals, strict=True))
+
+
+def layer_by_torch(
+    kind: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    w_hr: Tensor | None,
+    is_reversed: bool,
+) -> list[Tensor]:
+    """Return the outputs of one layer in one direction and, of an LSTM, the final cell state."""
+    initial = h.unsqueeze(0) if c is None else [h.unsqueeze(0), c.unsqueeze(0)]
+    weights = [w for w in (w_ih, w_hh, b_ih, b_hh, w_hr) if w is not None]
+    options = b_ih is not None, 1, 0.0, False, False, False
+    run = getattr(torch, kind)
+    out, _, *rest = run(x.flip(0) if is_reversed else x, initial, weights, *options)
+    return [out.flip(0) if is_reversed else out, *(s[0] for s in rest)]
+
+
+# As an operator it stays whole in a graph: torch's own function is traced step by step.
+_operator = torch.library.custom_op("tacit::recurrent_layer", layer_by_torch, mutates_args=())
+LAYER = torch.ops.tacit.recurrent_layer.default
+
+
+@_operator.register_fake
+def _(
+    kind: str,  # noqa: ARG001  # the schema's
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    *_: Any,
+) -> list[Tensor]:
+    states = [x.new_empty(*x.shape[:-1], h.shape[-1])]
+    return states if c is None else [*states, c.new_empty(c.shape)]
+
+
+# The rule of `LAYER` ------------------------------------------------------------------------------
+
 
 def recurrent_layer(
-    site: Site,
+    tape: Any,
     kind: str,
     x: Tensor,  # (examples, T, rows, features); states are (examples, rows, width)
     h: Tensor,
     c: Tensor | None,
     *options: Any,
 ) -> list[Tensor]:
-    """Compute `program.recurrence.layer_by_torch` for all examples.
-
-    Its backward collects per-example gradients."""
+    """Compute `layer_by_torch` for all examples."""
     *weights, is_reversed = options
-    rows = x.shape[2]
+    examples, rows = len(x), x.shape[2]
+    layer = _Layer(tape, kind, is_reversed, examples, tuple(weights))
     seen = x.transpose(0, 1).flatten(1, 2)
     first = (None if s is None else s.flatten(0, 1) for s in (h, c))
-    operation = _AllSteps(site, kind, is_reversed, tuple(weights))
-    out, *rest = operation.apply(seen, *first, *weights)
-    out = out.unflatten(1, (site.examples, rows)).transpose(0, 1)
-    return [out, *(s.unflatten(0, (site.examples, rows)) for s in rest)]
+    out, *rest = _AllSteps.apply(tape.anchor, layer, seen, *first, *tape.plain(*weights))
+    out = out.unflatten(1, (examples, rows)).transpose(0, 1)
+    return [out, *(s.unflatten(0, (examples, rows)) for s in rest)]
 
 
-@dataclass
-class _AllSteps(Operation):
-    """One layer in one direction, over all time steps: (T, N, features) to (T, N, width)."""
+@dataclass(slots=True)
+class _Layer:
+    """One call of a layer in one direction, and the tape that takes the gradients of its weights.
 
+    `weights` are shared: those of input and state, their biases, and that of the projection.
+    """
+
+    tape: Any
     kind: str
     is_reversed: bool
+    examples: int
     weights: tuple[Tensor | None, ...]
 
-    def forward(self, x: Tensor, h: Tensor, c: Tensor | None, *weights: Any) -> Any:
-        w_ih, w_hh, b_ih, b_hh, w_hr = weights
-        with without_autocast(x):
-            seen, first, first_c = cast(w_ih.dtype, x, h, c)
-            is_one = self.kind == "gru" or b_ih is None
-            z = linear(seen, w_ih, b_ih if is_one else b_ih + b_hh)
-            walk = _forward if type(z) is Tensor else _forward_whole
-            z, *kept = walk(self.kind, self.is_reversed, z, first, first_c, w_hh, b_hh, w_hr)
-        # Whoever takes the results may write into them, so they are copies.
-        found = [_parts(kept[0], self.is_reversed)[1].to(x.dtype, copy=True)]
-        if c is not None:
-            found.append(kept[1][0 if self.is_reversed else -1].to(c.dtype, copy=True))
-        return tuple(found), (seen, w_ih, w_hh, w_hr, z, *kept)
+    def collect(
+        self, x: Tensor, kept: Sequence[Tensor], dz: Tensor, more: Sequence[Tensor]
+    ) -> None:
+        """Put the per-example gradients on the tape, from the gradients `dz` of the gates."""
+        w, u, b, d, p = self.weights
+        of_x, of_h = [(w, x), (b, None)], [(u, _parts(kept[0], self.is_reversed)[0]), (d, None)]
+        if self.kind == "gru":
+            self._add(dz, *of_x)
+            self._add(more[0], *of_h)
+        else:
+            self._add(dz, *of_x, *of_h)
+        if p is not None:
+            self._add(more[1], (p, kept[3]))
 
-    def backward(self, saved: Any, needs: Any, *grads: Tensor) -> Sequence[Tensor | None]:
-        x, w_ih, w_hh, w_hr, z, *kept = saved
-        with without_autocast(x):
-            dout, dc, *_ = *cast(x.dtype, *grads), None
-            walk = _backward if type(z) is Tensor else _backward_whole
-            found = walk(self.kind, self.is_reversed, z, dout, dc, kept, w_hh, w_hr)
-            dz, dh, *more = found
-            w, u, b, d, p = self.weights
-            of_x, of_h = [(w, x), (b, None)], [(u, _parts(kept[0], self.is_reversed)[0]), (d, None)]
-            if self.kind == "gru":
-                self._collect(dz, *of_x)
-                self._collect(more.pop(), *of_h)
-            else:
-                self._collect(dz, *of_x, *of_h)
-            if w_hr is not None:
-                self._collect(more[1], (p, kept[3]))
-            return linear(dz, w_ih.t()) if needs[0] else None, dh, *more[:1]
-
-    def _collect(self, left: Tensor, *pairs: tuple[Tensor | None, Tensor | None]) -> None:
-        """Collect the gradients of weights and biases (whose input is None) from those of gates."""
-        wanted = [(w, inputs) for w, inputs in pairs if w is not None and self.site.is_shared(w)]
+    def _add(self, left: Tensor, *pairs: tuple[Tensor | None, Tensor | None]) -> None:
+        """Add the gradients of weights and biases (whose input is None) from those of gates."""
+        wanted = [(w, inputs) for w, inputs in pairs if self.tape.is_shared(w)]
         if wanted:
-            assert self.site.collect_together is not None
             tensors, inputs = zip(*wanted, strict=True)
             rights = tuple(None if t is None else self._by_example(t) for t in inputs)
-            self.site.collect_together(tensors, Together(self._by_example(left), rights))
+            self.tape.add_together(tensors, Together(self._by_example(left), rights))
 
     def _by_example(self, tensor: Tensor) -> Tensor:
         """Return (T, N, features) as (examples, positions, features)."""
-        split = tensor.unflatten(1, (self.site.examples, -1))
+        split = tensor.unflatten(1, (self.examples, -1))
         return split.transpose(0, 1).flatten(1, 2)
+
+
+class _AllSteps(torch.autograd.Function):
+    """A layer over all time steps: (T, N, features) to (T, N, width).
+
+    The anchor stands for the weights, which have no history here: see `MappedTape.site`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, layer: _Layer, *tensors: Any) -> Any:
+        x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = tensors
+        with without_autocast(x):
+            seen, first, first_c = cast(w_ih.dtype, x, h, c)
+            is_one = layer.kind == "gru" or b_ih is None
+            z = linear(seen, w_ih, b_ih if is_one else b_ih + b_hh)
+            walk = _forward if type(z) is Tensor else _forward_whole
+            z, *kept = walk(layer.kind, layer.is_reversed, z, first, first_c, w_hh, b_hh, w_hr)
+        ctx.layer, ctx.dtypes = layer, [None if t is None else t.dtype for t in (x, h, c)]
+        ctx.save_for_backward(seen, w_ih, w_hh, w_hr, z, *kept)
+        # Whoever takes the results may write into them, so they are copies.
+        found = [_parts(kept[0], layer.is_reversed)[1].to(x.dtype, copy=True)]
+        if c is not None:
+            found.append(kept[1][0 if layer.is_reversed else -1].to(c.dtype, copy=True))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        layer = ctx.layer
+        x, w_ih, w_hh, w_hr, z, *kept = ctx.saved_tensors
+        with without_autocast(x):
+            dout, dc, *_ = *cast(x.dtype, *grads), None
+            walk = _backward if type(z) is Tensor else _backward_whole
+            dz, dh, *more = walk(layer.kind, layer.is_reversed, z, dout, dc, kept, w_hh, w_hr)
+            layer.collect(x, kept, dz, more)
+            dx = linear(dz, w_ih.t()) if ctx.needs_input_grad[2] else None
+        found = dx, dh, more[0] if dc is not None else None
+        pairs = zip(found, ctx.dtypes, strict=True)
+        return None, None, *(None if g is None else g.to(t) for g, t in pairs), *(None,) * 5
 
 
 def _forward(

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from tacit.training import Flat, record_loop
 from tacit.training.examples import Examples
-from tacit.training.gradients.factored import Outer, Parts, Region, TableRows
 from tacit.training.program import mapped
+from tacit.training.rules.factored import Outer, Parts, Region, TableRows
 
 EXAMPLES = 6
 
@@ -85,7 +85,7 @@ COPIED = {
 def test_sums_equal_those_of_a_loop(name, monkeypatch):
     function, *shapes = (FACTORED | COPIED)[name]
     if name == "many matrices":
-        monkeypatch.setattr("tacit.training.program.products.BLOCKS", 3)
+        monkeypatch.setattr("tacit.training.rules.products.BLOCKS", 3)
     model = Function(function, *shapes).double()
     x = torch.randn(EXAMPLES, 4, 5, dtype=torch.float64)
     mask = torch.ones(EXAMPLES, dtype=torch.bool)

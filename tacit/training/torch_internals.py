@@ -21,8 +21,6 @@ from torch.nn.modules import transformer
 from tacit.errors import IncompatibleModel
 
 try:
-    from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]  # has no stub
-    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -30,6 +28,7 @@ try:
         unset_fake_temporarily,
     )
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+    from torch.autograd.function import _SingleLevelFunction
     from torch.fx.experimental.proxy_tensor import (
         disable_proxy_modes_tracing,
         get_proxy_mode,
@@ -40,8 +39,7 @@ try:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    _NAMES = ("_add_batch_dim", "get_unwrapped", "maybe_get_bdim", "peek_interpreter_stack")
-    _MISSING = ", ".join(name for name in _NAMES if not hasattr(_functorch, name))
+    _MISSING = ""
 except ImportError as error:  # pragma: no cover  # other versions of torch
     _MISSING = str(error)
     TorchDispatchMode = object  # type: ignore[assignment,misc]  # `require` refuses to go on
@@ -57,6 +55,14 @@ ASKS_FOR_VALUES = (
     if _MISSING
     else (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 )
+
+
+class Untraceable(IncompatibleModel):
+    """Raised with the reason why the program of one example cannot be traced."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def require() -> None:
@@ -113,13 +119,17 @@ def _anew(script: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of torch another value for a while."""
-    plain = vars(owner)[name]
+    """Give an attribute of torch another value for a while; it may be inherited before."""
+    inherited = object()
+    plain = vars(owner).get(name, inherited)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, plain)
+        if plain is inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, plain)
 
 
 def _is_said_causal(_: Any, is_causal: bool | None = None, __: Any = None) -> bool:
@@ -150,9 +160,9 @@ class CustomCall:
         """Return a hash although values may have none; two traces are compared by `==`."""
         return hash(self.function)
 
-    def __call__(self, tape: Any, *tensors: Tensor) -> Any:
-        """Call the function for each example."""
-        return tape.each(self.on, tensors)
+    def __call__(self, tape: Any, stacked: Any, *tensors: Tensor) -> Any:
+        """Call the function for each example; `stacked` says which tensors differ among them."""
+        return tape.each(self.on, stacked, tensors)
 
     def on(self, *tensors: Tensor) -> Any:
         """Call the function."""
@@ -165,12 +175,14 @@ class CustomCall:
 def _whole_functions() -> Iterator[None]:
     """Put calls of custom `autograd.Function`s into the graph: a trace would lose the backward.
 
+    Programs keep `apply` of their function, such as `round = Round.apply`. It calls that of the
+    base class, which is looked up at each call, so this is the one that is replaced.
     `nn.Transformer` does not look at the values of its mask: a causal one is as any other.
     """
-    plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        mode, call = get_proxy_mode(), plain.__get__(None, cls)
+        own = super(_SingleLevelFunction, cls)  # pyright: ignore[reportArgumentType]  # as above
+        mode, call = get_proxy_mode(), own.apply
         if mode is None or kwargs or cls.__module__.startswith("torch."):
             return call(*args, **kwargs)
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -182,7 +194,7 @@ def _whole_functions() -> Iterator[None]:
         return track_tensor_tree(found, proxy, constant=None, tracer=mode.tracer)
 
     with (
-        _replaced(torch.autograd.Function, "apply", classmethod(apply)),
+        _replaced(_SingleLevelFunction, "apply", classmethod(apply)),
         _replaced(transformer, "_detect_is_causal_mask", _is_said_causal),
     ):
         yield
@@ -230,34 +242,9 @@ def modes_put_back(kind: str) -> Iterator[None]:
         torch.set_grad_enabled(before[2])
 
 
-def without_map(tensor: Tensor, examples: int) -> Tensor:
-    """Return all examples of a tensor inside of `torch.func.vmap`, stacked on the first axis."""
-    level = _functorch.maybe_get_level(tensor)
-    if level is None or level < 0:
-        return tensor.expand(examples, *tensor.shape)
-    whole = _functorch.get_unwrapped(tensor)
-    axis = _functorch.maybe_get_bdim(tensor)
-    return whole if axis == 0 else whole.movedim(axis, 0)
-
-
-def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor inside of `torch.func.vmap` differs from example to example."""
-    return _functorch.is_batchedtensor(tensor)
-
-
-def outside_of_map() -> AbstractContextManager[Any]:  # Any: its value is unused
-    """Return a context that leaves the innermost `torch.func.vmap`."""
-    return temporarily_pop_interpreter_stack()
-
-
-def with_map(stacked: Tensor) -> Tensor:
-    """Return the tensor of one example, of which `stacked` holds all; use it inside of vmap."""
-    return _functorch._add_batch_dim(stacked, 0, level())
-
-
-def level() -> int:
-    """Return the level of the innermost `torch.func.vmap`."""
-    return _functorch.peek_interpreter_stack().level()
+def on_its_own(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy of a view: nobody can write into views of custom functions."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 @cache
@@ -287,7 +274,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)`, by the faster library; autograd does not see it.
 
     Both libraries add in float32, in different orders. Bounds on rounding errors hold for any
-    order (`gradients.ghost_norm`), so they cover both.
+    order (`rules.ghost_norm`), so they cover both.
     """
     if _may_use_onednn(x) and x.numel() * weight.shape[0] >= FEW and _onednn_is_faster():
         return _ONEDNN(x, weight, bias, "none", [], "")

@@ -5,7 +5,6 @@ linear layers. The gradients of such a matrix are a part of those of the tensor.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from string import ascii_letters
@@ -14,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.training.gradients import linear
-from tacit.training.gradients.factored import FactoredGradient, Parts, Region
-from tacit.training.gradients.site import Declined, Layout, Site
+from tacit.training.rules import layers
+from tacit.training.rules.factored import FactoredGradient, Parts, Region
+from tacit.training.rules.operands import Declined
 
 aten = torch.ops.aten
 # Their shared tensors may be used as several matrices, whose gradients are joined.
@@ -25,30 +24,32 @@ BLOCKS = 16  # most matrices of a shared tensor that are multiplied one by one
 
 
 def einsum(tape: Any, equation: str, operands: Sequence[Tensor], **_: Any) -> Tensor:
-    """Compute `torch.einsum` of examples and shared tensors."""
-    terms, out = _letters(equation, operands)
+    """Compute `torch.einsum` of stacked and shared tensors; without a tape, of stacked ones."""
+    is_shared = [tape is not None and tape.is_shared(t) for t in operands]
+    ranks = [t.dim() - (not shared) for t, shared in zip(operands, is_shared, strict=True)]
+    terms, out = _letters(equation, ranks)
     pairs = list(zip(operands, terms, strict=True))
-    shared = [(t, term) for t, term in pairs if tape.is_shared(t)]
-    others = [(t, term) for t, term in pairs if not tape.is_shared(t)]
+    shared = [pair for pair, is_of in zip(pairs, is_shared, strict=True) if is_of]
+    others = [pair for pair, is_of in zip(pairs, is_shared, strict=True) if not is_of]
     if any(len({*term}) < len(term) for term in terms):
         raise Declined
     needed = {*out}.union(*(term for _, term in shared))
     have = "".join(dict.fromkeys(a for _, term in others for a in term if a in needed))
-    x = torch.einsum(",".join(t for _, t in others) + "->" + have, *(t for t, _ in others))
+    row = next(a for a in reversed(ascii_letters) if a not in {*out}.union(*terms))  # of examples
+    left = ",".join(row + term for _, term in others)
+    x = torch.einsum(f"{left}->{row}{have}", *(t for t, _ in others))
     for i, (weight, term) in enumerate(shared):
         needed = {*out}.union(*(later for _, later in shared[i + 1 :]))
         x, have = _contract(tape, x, have, weight, term, needed)
-    return x.permute([have.index(a) for a in out])
+    return x.permute([0, *(1 + have.index(a) for a in out)])
 
 
-def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Return the letters of each operand's axes, and of the result's."""
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     free = [a for a in reversed(ascii_letters) if a not in equation]
-    rests = [
-        t.dim() - len(term.replace("...", "")) for t, term in zip(operands, terms, strict=True)
-    ]
+    rests = [n - len(term.replace("...", "")) for n, term in zip(ranks, terms, strict=True)]
     wide = max(rests)  # axes of an ellipsis, which are counted from the last
     for i, rest in enumerate(rests):
         terms[i] = terms[i].replace("...", "".join(free[wide - rest : wide]))
@@ -64,7 +65,7 @@ def _contract(
     tape: Any, x: Tensor, have: str, weight: Tensor, term: str, needed: set[str]
 ) -> tuple[Tensor, str]:
     """Return the product of x and a shared tensor, summed over letters that are not needed."""
-    sizes = dict(zip(term, weight.shape, strict=True)) | dict(zip(have, x.shape, strict=True))
+    sizes = dict(zip(term, weight.shape, strict=True)) | dict(zip(have, x.shape[1:], strict=True))
     if any(sizes[a] != n for a, n in zip(term, weight.shape, strict=True)):
         raise Declined  # broadcast
     of_both = [a for a in term if a in have and a in needed]
@@ -75,20 +76,16 @@ def _contract(
         raise Declined  # no sum: a scale
     if not {*own, *kept} <= needed or prod(sizes[a] for a in of_both) > BLOCKS:
         raise Declined
-    rows = x.permute([have.index(a) for a in (*of_both, *kept, *summed)])
+    rows = x.permute([0, *(1 + have.index(a) for a in (*of_both, *kept, *summed))])
     counts = [prod(sizes[a] for a in letters) for letters in (of_both, kept, summed)]
     order = [term.index(a) for a in (*of_both, *own, *summed)]
-    found = tape.by_rule(
-        lambda site, rows, weight: _products(site, rows, weight, order, len(of_both), len(own)),
-        rows.reshape(counts),
-        weight,
-    )
+    found = _products(tape, rows.reshape(len(x), *counts), weight, order, len(of_both), len(own))
     letters = [*of_both, *kept, *own]
-    return found.reshape([sizes[a] for a in letters]), "".join(letters)
+    return found.reshape([len(x), *(sizes[a] for a in letters)]), "".join(letters)
 
 
 def _products(
-    site: Site, rows: Tensor, weight: Tensor, order: list[int], outer: int, own: int
+    tape: Any, rows: Tensor, weight: Tensor, order: list[int], outer: int, own: int
 ) -> Tensor:
     """Return rows (examples, N, T, K) times the N matrices (P, K) of a shared tensor.
 
@@ -100,49 +97,57 @@ def _products(
     for i, index in enumerate(product(*map(range, view.shape[:outer]))):
         part = view[index]
         matrix = part.reshape(height, rows.shape[3])
-        own_site = site_of_part(site, weight, part, matrix)
-        found.append(linear.linear(own_site, rows[:, i], matrix, layout=Layout(0)))
+        found.append(layers.linear(PartOf(tape, weight, part, matrix), rows[:, i], matrix))
     return torch.stack(found, 1)
 
 
-def site_of_part(site: Site, shared: Tensor, part: Tensor, value: Tensor) -> Site:
-    """Return a site where `value` is shared: the numbers of `part`, a view of a shared tensor."""
-    start = int(part.storage_offset() - shared.storage_offset())
-    region = Region(tuple(part.shape), part.stride(), start, tuple(value.shape))
-    whole = Region(tuple(shared.shape), shared.stride(), 0, tuple(shared.shape))
-    if whole.stop != shared.numel():
-        raise Declined  # its numbers are not adjacent
+class PartOf:
+    """A tape for which `value` is shared: the numbers of `part`, a view of a shared tensor."""
 
-    def collect(_: Tensor, gradient: FactoredGradient) -> None:
-        is_whole = region == whole
-        site.collect(shared, gradient if is_whole else Parts((region,), (gradient,), whole))
+    def __init__(self, tape: Any, shared: Tensor, part: Tensor, value: Tensor) -> None:
+        start = int(part.storage_offset() - shared.storage_offset())
+        self.region = Region(tuple(part.shape), part.stride(), start, tuple(value.shape))
+        self.whole = Region(tuple(shared.shape), shared.stride(), 0, tuple(shared.shape))
+        if self.whole.stop != shared.numel():
+            raise Declined  # its numbers are not adjacent
+        self.tape, self.shared, self.value = tape, shared, value
+        self.site, self.plain, self.is_small = tape.site, tape.plain, tape.is_small
 
-    return replace(site, is_shared=lambda tensor: tensor is value, collect=collect)
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        """Return whether the tensor is the part."""
+        return tensor is self.value
+
+    def add(self, _: Tensor, gradient: FactoredGradient) -> None:
+        """Add the gradients of the part to those of the whole."""
+        if self.region != self.whole:
+            gradient = Parts((self.region,), (gradient,), self.whole)
+        self.tape.add(self.shared, gradient)
 
 
 def matmul(tape: Any, a: Tensor, b: Tensor) -> Tensor:
     """Compute `a @ b`, where one has more than two axes or the first is shared."""
     if tape.is_shared(b) and b.dim() == 2:
         raise Declined  # this case has a rule
-    wide = max(a.dim(), b.dim(), 2) - 2
+    ranks = [t.dim() - (not tape.is_shared(t)) for t in (a, b)]
+    wide = max(*ranks, 2) - 2
     operands, terms = [], []
-    for own, other, last in ((a, b, "YZ" if a.dim() > 1 else "Z"), (b, a, "ZX"[: b.dim()])):
-        batch = list(range(wide - own.dim() + 2, wide))
+    ends = "YZ" if ranks[0] > 1 else "Z", "ZX"[: ranks[1]]
+    for own, rank, other, last in zip((a, b), ranks, ranks[::-1], ends, strict=True):
+        batch = list(range(wide - rank + 2, wide))
         if not tape.is_shared(own):  # an axis of length 1 is not needed where the other has it
-            single = [
-                i for i in batch if own.shape[i - wide - 2] == 1 and i >= wide - other.dim() + 2
-            ]
+            single = [i for i in batch if own.shape[i - wide - 2] == 1 and i >= wide - other + 2]
             own = own.squeeze([i - wide - 2 for i in single])
             batch = [i for i in batch if i not in single]
         operands.append(own)
         terms.append("".join(ascii_letters[i] for i in batch) + last)
-    out = ascii_letters[:wide] + "Y" * (a.dim() > 1) + "X" * (b.dim() > 1)
+    out = ascii_letters[:wide] + "Y" * (ranks[0] > 1) + "X" * (ranks[1] > 1)
     return einsum(tape, f"{terms[0]},{terms[1]}->{out}", operands)
 
 
 def tensordot(tape: Any, a: Tensor, b: Tensor, of_a: list[int], of_b: list[int]) -> Tensor:
     """Compute `torch.tensordot`."""
-    left, right = list(ascii_letters[: a.dim()]), list(ascii_letters[26 : 26 + b.dim()])
+    ranks = [t.dim() - (not tape.is_shared(t)) for t in (a, b)]
+    left, right = list(ascii_letters[: ranks[0]]), list(ascii_letters[26 : 26 + ranks[1]])
     for i, j in zip(of_a, of_b, strict=True):
         right[j] = left[i]
     out = [x for x in left if x not in right] + [x for x in right if x not in left]
@@ -151,10 +156,12 @@ def tensordot(tape: Any, a: Tensor, b: Tensor, of_a: list[int], of_b: list[int])
 
 def inner(tape: Any, a: Tensor, b: Tensor) -> Tensor:
     """Compute `torch.inner`."""
-    return tensordot(tape, a, b, [a.dim() - 1], [b.dim() - 1])
+    return tensordot(tape, a, b, [-1], [-1])
 
 
 def bilinear(tape: Any, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `F.bilinear`."""
     found = einsum(tape, "...i,...j,oij->...o", (a, b, weight))
-    return found if bias is None else tape.meet(aten.add.Tensor, (found, bias), {})
+    if bias is None:
+        return found
+    return layers.add(tape, found, bias) if tape.is_shared(bias) else found + bias

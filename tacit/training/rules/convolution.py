@@ -15,23 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as product_of
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
-from tacit.training.gradients import ghost_norm
-from tacit.training.gradients.factored import (
+from tacit.training.rules import ghost_norm
+from tacit.training.rules.factored import (
     Dense,
     FactoredGradient,
-    bias_gradient,
     contract,
     kept,
     scaled,
 )
-from tacit.training.gradients.ghost_norm import (
+from tacit.training.rules.ghost_norm import (
     convolved_in,
     in_double,
     product,
@@ -39,14 +38,6 @@ from tacit.training.gradients.ghost_norm import (
     squared_factor,
     squared_norm,
     wide,
-)
-from tacit.training.gradients.site import (
-    Declined,
-    Operation,
-    Site,
-    autocast,
-    channels_last,
-    without_autocast,
 )
 
 Size = int | Sequence[int]
@@ -75,67 +66,29 @@ class Geometry(NamedTuple):
     output_padding: list[int]
     groups: int
 
-    def backward(self, g: Tensor, x: Tensor, weight: Tensor, *, of_input: bool) -> Tensor:
-        """Return the gradient of the input x if `of_input`, otherwise the gradient of the weight.
-
-        g is the gradient of the convolution's output.
-        """
-        mask = [of_input, not of_input, False]
-        grads = aten.convolution_backward(g, x, weight, None, *self[1:], mask)
-        return grads[0] if of_input else grads[1]
+    def of_weight(self, g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the weight, from the gradient g of the convolution's output."""
+        grads = aten.convolution_backward(g, x, weight, None, *self[1:], [False, True, False])
+        return grads[1]
 
 
-def convolution(
-    site: Site,
-    input: Tensor,
+def geometry_of(
+    x: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
     stride: Size = 1,
     padding: Size | str = 0,
     dilation: Size = 1,
     groups: int = 1,
-) -> Tensor:
-    """Compute `conv1d`, `conv2d` or `conv3d`; its backward collects per-example gradients."""
-    return _apply(site, input, weight, bias, stride, padding, dilation, False, 0, groups)
-
-
-def transposed_convolution(
-    site: Site,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Size = 1,
-    padding: Size = 0,
     output_padding: Size = 0,
-    groups: int = 1,
-    dilation: Size = 1,
-) -> Tensor:
-    """Compute `conv_transpose1d`, `2d` or `3d`; its backward collects per-example gradients."""
-    spans = (stride, padding, dilation)
-    return _apply(site, input, weight, bias, *spans, True, output_padding, groups)
-
-
-def _apply(
-    site: Site,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size | str,
-    dilation: Size,
+    *,
     transposed: bool,
-    output_padding: Size,
-    groups: int,
-) -> Tensor:
-    layout = site.require(x, weight, bias)
-    if layout.dim != 0 or not layout.outermost or x.dim() != weight.dim():
-        raise Declined
+) -> tuple[Tensor, Geometry]:
+    """Return the input, padded if the geometry cannot express its padding, and the geometry."""
     if isinstance(padding, str):
         x, padding = _padding_by_name(x, weight, dilation, padding)
     spans = [_per_axis(size, weight) for size in (stride, padding, dilation, output_padding)]
     kernel = tuple(weight.shape[2:])
-    geometry = Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
-    return _Convolution(site, weight, bias, geometry).apply(x, weight, bias)
+    return x, Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
 
 
 def _per_axis(value: Size, weight: Tensor) -> list[int]:
@@ -159,32 +112,6 @@ def _padding_by_name(x: Tensor, weight: Tensor, dilation: Size, mode: str) -> tu
     if cells[::2] == cells[1::2]:
         return x, cells[::-2]
     return F.pad(x, cells), 0
-
-
-@dataclass
-class _Convolution(Operation):
-    weight: Tensor
-    bias: Tensor | None
-    geometry: Geometry
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        x, weight, bias = autocast(x, weight, bias)
-        if x.dim() == 4 and x.shape[1] == 1 and x.device.type == "cpu":
-            x = channels_last(x)  # it lies in both orders; pooling is several times as fast in this
-        with without_autocast(x):
-            return torch.convolution(x, weight, bias, *self.geometry[1:]), (x, weight)
-
-    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
-        x, weight = saved
-        site = self.site
-        if x.dim() == 4 and not x.is_contiguous():  # both kernels of the backward want one layout
-            g = g.contiguous(memory_format=torch.channels_last)
-        if site.is_shared(self.weight):
-            site.collect(self.weight, Convolved(x, g, weight, self.geometry, site.examples))
-        if self.bias is not None and site.is_shared(self.bias):
-            rows = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
-            site.collect(self.bias, bias_gradient(rows.view(site.examples, -1, rows.shape[1])))
-        return (self.geometry.backward(g, x, weight, of_input=True),) if needs[0] else ()
 
 
 @dataclass(frozen=True)
@@ -254,7 +181,7 @@ class Convolved:
         if not g.is_cuda:
             g, x = wide(g), wide(x)
         weight = self.weight.to(x.dtype)
-        return wide(self.geometry.backward(g, x, weight, of_input=False))
+        return wide(self.geometry.of_weight(g, x, weight))
 
     def _contracted(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """Return the weighted sum in float64, as matrix products over copied patches."""
@@ -422,7 +349,7 @@ class Convolved:
             output_padding=[0] * len(geometry.kernel),
             groups=examples * geometry.groups,
         )
-        return geometry.backward(moved, seen, weight, of_input=False).view(examples, *shape)
+        return geometry.of_weight(moved, seen, weight).view(examples, *shape)
 
     def _is_blocked(self) -> bool:
         """Return True if `_by_groups` is fast here: on a CPU, with channels in multiples of BLOCK.

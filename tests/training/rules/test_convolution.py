@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import Flat, clipped_sum
-from tacit.training.gradients import ghost_norm
+from tacit.training.rules import ghost_norm
 
 CLIP = Flat(0.5)
 

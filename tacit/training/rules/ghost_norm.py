@@ -47,7 +47,7 @@ from tacit.training.arithmetic import (
     raised_for_range,
 )
 from tacit.training.clip import accumulator
-from tacit.training.program.torch_internals import linear, products
+from tacit.training.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]
 
@@ -162,9 +162,9 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
     widths = (inputs, outputs) if way == "gram" else ()
     share = room(left.dtype, positions, widths=widths, fused=is_fused, bounded=bounded)
     if way == "gram" and is_fused:
-        from tacit.training.gpu.gram import gram_norms
+        from tacit.training.gpu import gram
 
-        return GhostNorm(*gram_norms(right, left), share)
+        return GhostNorm(*gram.gram_norms(right, left), share)
     size = positions**2 if way == "gram" else inputs * outputs
     norms_of = gram_norms if way == "gram" else _formed_norms
     found = [norms_of(*in_double(bounded, *chunk)) for chunk in chunks(size, left, right)]
@@ -385,7 +385,8 @@ def norms_of_vectors(tensor: Tensor) -> Tensor:
 
 def wide(tensor: Tensor) -> Tensor:
     """Return the tensor in float32, or in its own dtype if that is wider."""
-    return tensor.to(accumulator(tensor.dtype))
+    dtype = accumulator(tensor.dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
