@@ -38,11 +38,11 @@ from tacit.experiments.features import project, random_directions
 from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
 from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed, make_private
-from tacit.training.banded_noise import BandedNoise
 from tacit.training.ema import TailMean
 from tacit.training.gpu.recorded_update import RecordedUpdate
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.banded_noise import BandedNoise
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("TACIT_DATA", HERE.parents[1] / "shared" / "data"))

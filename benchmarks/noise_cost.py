@@ -87,8 +87,8 @@ def on_cpu(way: str, _lanes: int, _warps: int) -> dict[str, float]:
     """
     if way == "numpy":
         sys.modules["llvmlite"] = None  # type: ignore[assignment]  # so says Python's manual
-    from tacit.training.key import Key
-    from tacit.training.noise import NoisyMean
+    from tacit.training.noise.key import Key
+    from tacit.training.noise.noisy_mean import NoisyMean
 
     torch.set_num_threads(1)
     count, rounds = 10**6, 25
@@ -121,7 +121,7 @@ def on_cpu(way: str, _lanes: int, _warps: int) -> dict[str, float]:
 def kernels(variant: str, lanes: int, warps: int) -> dict[str, float]:
     """Return milliseconds of the noise kernel, and of noise with AdamW's step, on a GPU."""
     from tacit.training.gpu import noise, update
-    from tacit.training.grid_noise import make_grids
+    from tacit.training.noise.grid_noise import make_grids
 
     prepare(variant, lanes, warps)
     parameters = [torch.nn.Parameter(torch.randn(size, device="cuda") * 0.02) for size in SIZES]

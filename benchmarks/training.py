@@ -229,8 +229,8 @@ def take_turns(
     import torch
     from _models import WORKLOADS
 
-    from tacit.training.key import Key
-    from tacit.training.noise import NoisyMean
+    from tacit.training.noise.key import Key
+    from tacit.training.noise.noisy_mean import NoisyMean
 
     torch.set_num_threads(1)
     work, size = WORKLOADS[workload], WORKLOADS[workload].batch_size

@@ -42,11 +42,11 @@ TESTS = {
     "tacit/ledger/filter.py": "ledger/test_filter ledger/test_copies ledger/test_ledger",
     "tacit/mechanisms/grid.py": "mechanisms/test_grid mechanisms/test_gaussian",
     "tacit/mechanisms/noise_laws.py": "mechanisms/test_noise_laws mechanisms/test_grid",
-    "tacit/training/grid_noise.py": "training/test_grid_noise training/test_noise",
+    "tacit/training/noise/grid_noise.py": "training/test_grid_noise training/test_noise",
     "tacit/sampling.py": "test_sampling training/test_lots",
-    "tacit/training/clip.py": "training/test_clip contracts/test_clipped_sum",
+    "tacit/training/clipping/clip.py": "training/test_clip contracts/test_clipped_sum",
     "tacit/training/private.py": "training/test_private",
-    "tacit/training/noise.py": "training/test_noise training/test_banded_noise",
+    "tacit/training/noise/noisy_mean.py": "training/test_noise training/test_banded_noise",
 }
 FIELDS = ("version", "file", "line", "change", "result", "by", "seconds", "judgment")
 

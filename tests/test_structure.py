@@ -29,12 +29,12 @@ BOUNDS = {
 }
 # Names that may occur twice, because folder and name together are the noun.
 FILES_TWICE = {
-    "noise": ["training/gpu/noise.py", "training/noise.py"],
+    "noise": ["training/gpu/noise.py", "training/noise/noisy_mean.py"],
 }
 CLASSES_TWICE = {
     "RandomAllocation": ["tacit.events", "tacit.sampling"],  # both are public names
     "RandomizedResponse": ["tacit.events", "tacit.local.randomized_response"],  # both are public
-    "Records": ["tacit.experiments.logit", "tacit.training.records"],
+    "Records": ["tacit.experiments.logit", "tacit.training.lots.records"],
 }
 # Ways to write a formula in code, and the file that holds its only body.
 FORMULAS = {
@@ -109,7 +109,7 @@ FLOAT_NOISE = {
 FLOAT_NOISE_ALLOWED = {
     "experiments/features.py": "a public random projection",
     "experiments/regression_studies.py": "simulated records, which are public",
-    "training/noise.py": "noise of training steps, which has its own release",
+    "training/noise/noisy_mean.py": "noise of training steps, which has its own release",
     "_pipelines.py": "synthetic tables on which steps of a pipeline are tried",
 }
 

@@ -191,8 +191,8 @@ class TrainingSetup:
         """Return how far one record may move each coordinate of a release, as billed.
 
         Divided by these scales, the release moves by at most 1 in L2 norm, and its noise has the
-        billed noise multiplier as standard deviation (`tacit.training.clip` has the proof, and
-        `tacit.training.noisy_loss` that for a gradient and a loss).
+        billed noise multiplier as standard deviation (`training.clipping.clip` has the proof, and
+        `training.noise.noisy_loss` that for a gradient and a loss).
         """
         rule, norms = self.rule, tuple(public["clip_norms"])
         names, sizes = releases.names, releases.sizes

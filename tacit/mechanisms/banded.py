@@ -23,7 +23,7 @@ from tacit._participation import participation_norm
 
 Coefficients = NDArray[np.float64]
 MOST_BANDS = 1024
-"""Bands for which it is proved what rounding adds to a release (`tacit.training.banded_noise`)."""
+"""Bands for which it is proved what rounding adds to a release (`training.noise.banded_noise`)."""
 _DECIMALS = 4  # of a column with c_0 = 1: the error is flat at its least, and grows by 1e-8 or less
 
 

@@ -14,70 +14,70 @@ from tacit._lazy import lazy
 
 if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
-    from tacit.training.adaptive_clipping import AdaptiveClip
-    from tacit.training.automatic_clipping import Automatic
-    from tacit.training.banded_noise import Banded, price_bands
     from tacit.training.batch_norm import fix
-    from tacit.training.callbacks import (
+    from tacit.training.clipping.adaptive_clipping import AdaptiveClip
+    from tacit.training.clipping.automatic_clipping import Automatic
+    from tacit.training.clipping.clip import Flat, PerGroup, PerLayer
+    from tacit.training.distributed import Ranks
+    from tacit.training.ema import EMA
+    from tacit.training.examples import Views
+    from tacit.training.loops.callbacks import (
         MLflow,
         ReleasedStep,
         RichProgress,
         TensorBoard,
         WandB,
     )
-    from tacit.training.checkpoint import load_replay, replay_state
-    from tacit.training.checkpoint_file import Checkpoint
-    from tacit.training.clip import Flat, PerGroup, PerLayer
-    from tacit.training.distributed import Ranks
-    from tacit.training.ema import EMA
-    from tacit.training.examples import Views
-    from tacit.training.key import Key
     from tacit.training.lot_sum import clipped_sum
+    from tacit.training.lots.users import Users, advise_sampling
     from tacit.training.make import make_private
-    from tacit.training.noisy_loss import NoisyLoss
+    from tacit.training.noise.banded_noise import Banded, price_bands
+    from tacit.training.noise.key import Key
+    from tacit.training.noise.noisy_loss import NoisyLoss
     from tacit.training.options import Noise, Reports, Speed
     from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.program.pad_to import PadTo
+    from tacit.training.resume.checkpoint import load_replay, replay_state
+    from tacit.training.resume.checkpoint_file import Checkpoint
     from tacit.training.schedules import Ramp, ScheduledClip, Stairs
-    from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
     "AdamBC": "adam",
-    "AdaptiveClip": "adaptive_clipping",
-    "Automatic": "automatic_clipping",
-    "Banded": "banded_noise",
-    "Checkpoint": "checkpoint_file",
+    "AdaptiveClip": "clipping.adaptive_clipping",
+    "Automatic": "clipping.automatic_clipping",
+    "Banded": "noise.banded_noise",
+    "Checkpoint": "resume.checkpoint_file",
     "EMA": "ema",
-    "Flat": "clip",
-    "Key": "key",
-    "MLflow": "callbacks",
+    "Flat": "clipping.clip",
+    "Key": "noise.key",
+    "MLflow": "loops.callbacks",
     "Noise": "options",
-    "NoisyLoss": "noisy_loss",
+    "NoisyLoss": "noise.noisy_loss",
     "PadTo": "program.pad_to",
-    "PerGroup": "clip",
-    "PerLayer": "clip",
+    "PerGroup": "clipping.clip",
+    "PerLayer": "clipping.clip",
     "Private": "private",
     "Ramp": "schedules",
     "Ranks": "distributed",
-    "ReleasedStep": "callbacks",
+    "ReleasedStep": "loops.callbacks",
     "Reports": "options",
-    "RichProgress": "callbacks",
+    "RichProgress": "loops.callbacks",
     "ScheduledClip": "schedules",
     "Speed": "options",
     "Stairs": "schedules",
-    "TensorBoard": "callbacks",
-    "Users": "users",
+    "TensorBoard": "loops.callbacks",
+    "Users": "lots.users",
     "Views": "examples",
-    "WandB": "callbacks",
-    "advise_sampling": "users",
+    "WandB": "loops.callbacks",
+    "advise_sampling": "lots.users",
     "clipped_sum": "lot_sum",
     "count_steps": "plan",
     "fix": "batch_norm",
-    "load_replay": "checkpoint",
+    "load_replay": "resume.checkpoint",
     "make_private": "make",
-    "price_bands": "banded_noise",
-    "replay_state": "checkpoint",
+    "price_bands": "noise.banded_noise",
+    "replay_state": "resume.checkpoint",
 }
 
 __all__ = [

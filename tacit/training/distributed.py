@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import BudgetExceeded, IncompatibleModel
-from tacit.training.clip import ClippedSum, accumulator
+from tacit.training.clipping.clip import ClippedSum, accumulator
 
 Result = TypeVar("Result")
 _BUCKET = 1 << 24  # elements added over the ranks in one message

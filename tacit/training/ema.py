@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit._check import in_open_unit
-from tacit.training.clip import trainable
+from tacit.training.clipping.clip import trainable
 from tacit.training.distributed import like_parameter
-from tacit.training.weight_changes import mark
+from tacit.training.loops.weight_changes import mark
 
 
 class EMA:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tacit._check import whole
 from tacit.errors import IncompatibleModel
-from tacit.training.clip import (
+from tacit.training.clipping.clip import (
     ROUNDING,
     Clip,
     ClippedSum,
@@ -19,8 +19,8 @@ from tacit.training.clip import (
     group_of,
     trainable,
 )
-from tacit.training.noisy_loss import NoisyLoss
-from tacit.training.one_by_one import ByShape, stacked
+from tacit.training.lots.one_by_one import ByShape, stacked
+from tacit.training.noise.noisy_loss import NoisyLoss
 from tacit.training.rules.factored import weighted_rows
 from tacit.training.rules.ghost_norm import squared_norm
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows, take_rows
@@ -40,7 +40,7 @@ class Examples:
         Shape (examples,): True for the examples that count. The others, such as padding, add
         exactly zero to the sum whatever they hold.
     bounded
-        Whether rounding must be bounded (`tacit.training.arithmetic`).
+        Whether rounding must be bounded (`tacit.training.clipping.arithmetic`).
     noisy_loss
         How the losses are added, if the run releases them too.
     sparse

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from tacit._check import whole
 from tacit.training import record_loop
 from tacit.training.batch_norm import check_layers, norm_layers
-from tacit.training.clip import Clip, ClippedSum, call_each
+from tacit.training.clipping.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.examples import Examples, views_one_by_one
-from tacit.training.key import randomness
-from tacit.training.noisy_loss import NoisyLoss
+from tacit.training.lots.records import Microbatch
+from tacit.training.lots.users import in_segments
+from tacit.training.noise.key import randomness
+from tacit.training.noise.noisy_loss import NoisyLoss
 from tacit.training.program import mapped
 from tacit.training.program.one_example import Untraceable
-from tacit.training.records import Microbatch
 from tacit.training.rules.operands import Unsupported
 from tacit.training.tree import (
     Batch,
@@ -41,12 +42,11 @@ from tacit.training.tree import (
     n_rows,
     with_rows,
 )
-from tacit.training.users import in_segments
 
 if TYPE_CHECKING:
     from tacit.training.gpu.compiled import CompiledSum
     from tacit.training.gpu.graph_replay import ReplayedStep
-    from tacit.training.lots import Lot, PendingMicrobatch
+    from tacit.training.lots.lots import Lot, PendingMicrobatch
     from tacit.training.program.start import Started
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def clipped_sum(
         Most examples handled at once; memory grows with it, the sum does not depend on it.
     bounded
         Add in float64, and clip such that the effect of rounding is bounded, see
-        `tacit.training.arithmetic`.
+        `tacit.training.clipping.arithmetic`.
     segments
         A whole number for each row, such as that of a user: the gradients of rows with the same
         number are averaged and clipped once, so that "example" stands for "segment" above.
@@ -151,7 +151,7 @@ class LotSum:
         compiled runs as it is, after one warning. `reason`, why the sum is compiled or not, is
         printed before the first lot.
     bounded
-        Whether the rounding of the sum must be bounded (`tacit.training.arithmetic`).
+        Whether the rounding of the sum must be bounded (`tacit.training.clipping.arithmetic`).
     noisy_loss
         How the examples' losses are added, if the run releases them; else None.
     started

@@ -17,39 +17,39 @@ from tacit import sampling
 from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.training.adaptive_clipping import AdaptiveClip
-from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
-from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
-from tacit.training.checkpoint import open_checkpoint
-from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, ClippedSum, rule_of
+from tacit.training.clipping.adaptive_clipping import AdaptiveClip
+from tacit.training.clipping.arithmetic import Arithmetic, arithmetic_of, largest_lot
+from tacit.training.clipping.clip import Clip, ClippedSum, rule_of
 from tacit.training.distributed import Ranks, checksum, unwrapped
 from tacit.training.ema import TailMean
-from tacit.training.epochs import StepReports
 from tacit.training.examples import Examples, Views
-from tacit.training.foreign import own_optimizer
-from tacit.training.key import Key
+from tacit.training.loops.epochs import StepReports
+from tacit.training.loops.foreign import own_optimizer
 from tacit.training.lot_sum import LotSum
-from tacit.training.lots import Lots
-from tacit.training.memory_limit import (
+from tacit.training.lots.lots import Lots
+from tacit.training.lots.memory_limit import (
     GPUMeter,
     fitting_rows,
     largest_microbatch,
     starting_limit,
     zero_step,
 )
-from tacit.training.noise import NoisyMean
+from tacit.training.lots.padding import Padding, choose_padding
+from tacit.training.lots.records import Records
+from tacit.training.lots.users import Unit, unit_of
+from tacit.training.noise.banded_noise import Banded, BandedNoise
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 from tacit.training.options import Noise, Reports, Speed
-from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, TrainingPlan, expected_lot, make_plan
 from tacit.training.private import Private
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
-from tacit.training.records import Records
+from tacit.training.resume.checkpoint import open_checkpoint
+from tacit.training.resume.checkpoint_file import Checkpoint
 from tacit.training.schedules import ScheduledClip
 from tacit.training.tree import Batch, LossFn, n_rows
-from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 # Runs that may not be over: the ids of their parameters, and their optimizer.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tacit._check import boolean, one_of, whole
-from tacit.training.banded_noise import Banded
-from tacit.training.callbacks import Callback
-from tacit.training.noisy_loss import NoisyLoss
+from tacit.training.loops.callbacks import Callback
+from tacit.training.noise.banded_noise import Banded
+from tacit.training.noise.noisy_loss import NoisyLoss
 from tacit.training.schedules import Schedule
 
 

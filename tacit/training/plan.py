@@ -17,12 +17,12 @@ from tacit.errors import UnsupportedEvent, WeakGuarantee
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import restart_reserve
-from tacit.training.adaptive_clipping import AdaptiveClip
-from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, rule_of, scaled
-from tacit.training.key import Key
-from tacit.training.noisy_loss import NoisyLoss, correlation_of
+from tacit.training.clipping.adaptive_clipping import AdaptiveClip
+from tacit.training.clipping.clip import Clip, rule_of, scaled
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_loss import NoisyLoss, correlation_of
 from tacit.training.options import Noise
+from tacit.training.resume.checkpoint_file import Checkpoint
 from tacit.training.schedules import ScheduledClip, factors
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize

@@ -49,26 +49,26 @@ from tacit import accounting
 from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Entry, Ledger
-from tacit.training import checkpoint as restarts
 from tacit.training.adam import tell_noise
-from tacit.training.checkpoint_file import Checkpoint, State
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clipping.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
-from tacit.training.epochs import Epoch, StepReports, epochs_of
-from tacit.training.foreign import LastRelease
-from tacit.training.interrupts import Uninterrupted
-from tacit.training.key import Key
+from tacit.training.loops.epochs import Epoch, StepReports, epochs_of
+from tacit.training.loops.foreign import LastRelease
+from tacit.training.loops.turns import Turns
+from tacit.training.loops.weight_changes import changes_of
 from tacit.training.lot_sum import LotSum
-from tacit.training.lots import Lot, Lots
-from tacit.training.noise import NoisyMean, replayed_update
-from tacit.training.payments import Payments
+from tacit.training.lots.lots import Lot, Lots
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
-from tacit.training.turns import Turns
-from tacit.training.weight_changes import changes_of
+from tacit.training.resume import checkpoint as restarts
+from tacit.training.resume.checkpoint_file import Checkpoint, State
+from tacit.training.resume.interrupts import Uninterrupted
+from tacit.training.resume.payments import Payments
 from tacit.training.withheld_errors import ErrorGuard
 
 if TYPE_CHECKING:
-    from tacit.training.arithmetic import Arithmetic
+    from tacit.training.clipping.arithmetic import Arithmetic
     from tacit.training.ema import TailMean
     from tacit.training.gpu.graph_replay import ReplayedStep
 

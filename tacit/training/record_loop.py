@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clipping.clip import Clip, ClippedSum
 from tacit.training.examples import Examples, clip_and_sum
-from tacit.training.noisy_loss import with_loss
+from tacit.training.noise.noisy_loss import with_loss
 from tacit.training.tree import map_rows
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from tacit._check import positive, whole
-from tacit.training.clip import Clip
+from tacit.training.clipping.clip import Clip
 
 Schedule = Callable[[int, int], float]
 

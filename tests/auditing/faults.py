@@ -41,7 +41,7 @@ from tacit.training import (
     plan,
     private,
 )
-from tacit.training import clip as clip_module
+from tacit.training.clipping import clip as clip_module
 from tacit.training.examples import as_views
 
 RECORDS = 120

@@ -13,7 +13,7 @@ from tacit.auditing import TrainingSetup, audit_training
 from tacit.auditing.draws import turn_findings
 from tacit.events import BandedGaussian
 from tacit.training import Banded, Speed
-from tacit.training.banded_noise import BandedNoise
+from tacit.training.noise.banded_noise import BandedNoise
 from tacit.training.plan import TrainingPlan
 
 RECORDS = 100

@@ -9,8 +9,8 @@ import tacit
 from tacit._users import RecordsOfUsers
 from tacit.auditing import TrainingSetup, audit_training, scores_by_user, user_findings
 from tacit.training import Users
-from tacit.training.lots import Lots
-from tacit.training.users import Unit, UserRecords, _OfUsers
+from tacit.training.lots.lots import Lots
+from tacit.training.lots.users import Unit, UserRecords, _OfUsers
 
 IDS = np.random.default_rng(0).integers(0, 40, 120)
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.experiments import AUDIT, Recipe, audit, audit_run, demonstrations, run_pate, train
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.noisy_mean import NoisyMean
 
 SMALL = """
 [training]

@@ -26,8 +26,8 @@ from tacit.ledger import Budget, Ledger
 from tacit.report import verify_run, write_page
 from tacit.sampling import Poisson
 from tacit.training import Banded
-from tacit.training.banded_noise import Bands
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.banded_noise import Bands
+from tacit.training.noise.noisy_mean import NoisyMean
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """

@@ -13,10 +13,10 @@ from _label_prior import PriorLabels
 from golden_store import digest
 
 from tacit import local, mechanisms, pate, sampling
-from tacit.training.banded_noise import BandedNoise
-from tacit.training.grid_noise import SparseSum, SumOnGrid, add_noise, make_grids
-from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.banded_noise import BandedNoise
+from tacit.training.noise.grid_noise import SparseSum, SumOnGrid, add_noise, make_grids
+from tacit.training.noise.key import AESWords, Key, PhiloxWords, ShakeWords
+from tacit.training.noise.noisy_mean import NoisyMean
 
 VALUES = np.linspace(-30, 30, 700) * 10.0 ** (np.arange(700) % 5 - 2)
 COUNTS = np.arange(-350, 350) ** 3

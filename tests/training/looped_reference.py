@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.training import record_loop
-from tacit.training.automatic_clipping import Automatic
-from tacit.training.clip import Clip, ClippedSum, trainable
+from tacit.training.clipping.automatic_clipping import Automatic
+from tacit.training.clipping.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples
 from tacit.training.gpu.compiled import CompiledSum
 from tacit.training.program import start

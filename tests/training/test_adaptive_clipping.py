@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tacit.training import AdaptiveClip, PerLayer, ScheduledClip, Stairs
-from tacit.training.adaptive_clipping import count_sensitivity
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.clipping.adaptive_clipping import count_sensitivity
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 
 def moved(factors, within, drawn, *, adaptive=None, step=0):

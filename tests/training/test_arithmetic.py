@@ -18,7 +18,7 @@ from torch import nn
 
 from tacit import sampling
 from tacit.training import Automatic, Flat, PerLayer, clipped_sum
-from tacit.training.arithmetic import (
+from tacit.training.clipping.arithmetic import (
     TAIL,
     arithmetic_of,
     block_squares,

@@ -18,11 +18,11 @@ from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training import AdamBC, AdaptiveClip, Banded, Flat, PerLayer, ScheduledClip, Stairs
-from tacit.training.banded_noise import BandedNoise, price_bands
 from tacit.training.ema import TailMean
-from tacit.training.grid_noise import make_grids
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.banded_noise import BandedNoise, price_bands
+from tacit.training.noise.grid_noise import make_grids
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 FASHION = {"batch_size": 256, "n_records": 60_000, "steps": 2048, "delta": 1e-5}
 MILLION = {"batch_size": 1000, "n_records": 10**6, "steps": 1000, "delta": 1e-5}

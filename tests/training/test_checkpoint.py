@@ -20,10 +20,10 @@ from tacit import sampling
 from tacit.errors import BudgetExceeded, LedgerError, ProgramError
 from tacit.ledger import restart_reserve
 from tacit.training import AdaptiveClip, Banded, Checkpoint, ScheduledClip, Stairs
-from tacit.training import noise as noises
-from tacit.training.checkpoint_file import CheckpointWriter
-from tacit.training.clip import ClippedSum
-from tacit.training.key import Key
+from tacit.training.clipping.clip import ClippedSum
+from tacit.training.noise import noisy_mean as noises
+from tacit.training.noise.key import Key
+from tacit.training.resume.checkpoint_file import CheckpointWriter
 
 STEP = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
 TOLD = "the run goes on after step"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tacit.training import Automatic, Flat, PerGroup, PerLayer
-from tacit.training.clip import ROUNDING, ClippedSum, factors_of
+from tacit.training.clipping.clip import ROUNDING, ClippedSum, factors_of
 
 RULES = [
     Flat(0.7),

@@ -12,11 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tacit.training import grid_noise
-from tacit.training.banded_noise import MixedSum, _Mixing
-from tacit.training.compiled_loop import compiled_loop
-from tacit.training.grid_noise import TILE, NoiseGrid, SparseSum, SumOnGrid, add_noise, make_grids
-from tacit.training.key import Key, ShakeWords
+from tacit.training.noise import grid_noise
+from tacit.training.noise.banded_noise import MixedSum, _Mixing
+from tacit.training.noise.compiled_loop import compiled_loop
+from tacit.training.noise.grid_noise import (
+    TILE,
+    NoiseGrid,
+    SparseSum,
+    SumOnGrid,
+    add_noise,
+    make_grids,
+)
+from tacit.training.noise.key import Key, ShakeWords
 
 STRIP = grid_noise._STRIP
 FLOATS = (np.float32, np.float64)

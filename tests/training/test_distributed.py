@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from tacit.training.clip import ClippedSum
+from tacit.training.clipping.clip import ClippedSum
 from tacit.training.distributed import Ranks
 
 SCRIPT = Path(__file__).with_name("ranks.py")

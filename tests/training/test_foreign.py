@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.training import AdamBC, AdaptiveClip
-from tacit.training.foreign import own_optimizer
+from tacit.training.loops.foreign import own_optimizer
 
 
 def weights(model):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2, norm, poisson
 
-from tacit.training.grid_noise import (
+from tacit.training.noise.grid_noise import (
     TILE,
     NoiseGrid,
     SparseSum,
@@ -17,7 +17,7 @@ from tacit.training.grid_noise import (
     make_grids,
     ziggurat,
 )
-from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords
+from tacit.training.noise.key import AESWords, Key, PhiloxWords, ShakeWords
 
 FALSE_ALARM = 1e-6  # probability that a statistical test fails on sound code
 START = 4.038849846109504

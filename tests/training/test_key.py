@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.training import key as key_module
-from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords, randomness
+from tacit.training.noise import key as key_module
+from tacit.training.noise.key import AESWords, Key, PhiloxWords, ShakeWords, randomness
 
 CPU = torch.device("cpu")
 

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.training import Banded, Checkpoint, Speed
-from tacit.training import noise as noises
-from tacit.training.checkpoint_file import CheckpointWriter
+from tacit.training.noise import noisy_mean as noises
+from tacit.training.resume.checkpoint_file import CheckpointWriter
 
 STEPS = 120
 PLAIN, BANDED = {}, {"noise": Banded(bands=2)}

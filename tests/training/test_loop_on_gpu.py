@@ -10,11 +10,11 @@ from scipy.stats import chi2, kstest, norm, poisson
 from torch import nn
 
 import tacit
-from tacit.training.grid_noise import make_grids
-from tacit.training.key import Key
 from tacit.training.lot_sum import in_halves
-from tacit.training.noise import NoisyMean
-from tacit.training.records import Microbatch
+from tacit.training.lots.records import Microbatch
+from tacit.training.noise.grid_noise import make_grids
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 pytestmark = [
     pytest.mark.gpu,

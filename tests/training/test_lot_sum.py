@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tacit.errors import IncompatibleModel
 from tacit.training import Automatic, Flat, PerLayer, clipped_sum
-from tacit.training.clip import ClippedSum
+from tacit.training.clipping.clip import ClippedSum
 from tacit.training.lot_sum import in_halves
+from tacit.training.lots.records import Microbatch
 from tacit.training.program import mapped
-from tacit.training.records import Microbatch
 from tacit.training.rules.factored import Dense
 from tacit.training.tree import n_rows
 

@@ -7,10 +7,10 @@ import torch
 from torch.utils.data import Dataset
 
 from tacit import sampling
-from tacit.training.key import Key
-from tacit.training.lots import Lots
-from tacit.training.padding import Padding
-from tacit.training.records import Records
+from tacit.training.lots.lots import Lots
+from tacit.training.lots.padding import Padding
+from tacit.training.lots.records import Records
+from tacit.training.noise.key import Key
 from tacit.training.tree import n_rows
 
 CPU = torch.device("cpu")

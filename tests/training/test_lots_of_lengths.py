@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.training import PadTo, Speed
-from tacit.training.one_by_one import ByShape
-from tacit.training.records import Microbatch
+from tacit.training.lots.one_by_one import ByShape
+from tacit.training.lots.records import Microbatch
 
 RECORDS, MAXIMUM = 40, 24
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tacit.training.memory_limit import (
+from tacit.training.lots.memory_limit import (
     fitting_rows,
     largest_microbatch,
     starting_limit,

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chi2, norm
 
 from tacit.training.gpu import available
-from tacit.training.grid_noise import TILE, make_grids
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.grid_noise import TILE, make_grids
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 FALSE_ALARM = 1e-6  # probability that one of the statistical tests below fails on sound code
 

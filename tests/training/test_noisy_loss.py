@@ -13,7 +13,7 @@ from torch import nn
 import tacit
 from tacit import sampling
 from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users
-from tacit.training.noisy_loss import _UNITS, correlation_of
+from tacit.training.noise.noisy_loss import _UNITS, correlation_of
 
 LOSS = NoisyLoss(upper=2.0)
 
@@ -138,7 +138,7 @@ def test_shares_add_up_when_noise_is_correlated(sampler):
         turns[np.flatnonzero(turns)[most if sampler != sampling.CyclicPoisson(0.5, 4) else 1 :]] = 0
         moved = (strategy @ turns / loss.gradient_factor, turns / loss.multiplier(1.0, factor))
         worst = max(worst, float(np.linalg.norm(np.concatenate(moved))))
-    assert worst <= 1 / tacit.training.noisy_loss._multiplier(correlated.equivalent)
+    assert worst <= 1 / tacit.training.noise.noisy_loss._multiplier(correlated.equivalent)
 
 
 KINDS = {

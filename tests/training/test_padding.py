@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.training.padding import Padding, choose_padding
+from tacit.training.lots.padding import Padding, choose_padding
 
 paddings = st.integers(1, 300).flatmap(
     lambda limit: st.builds(

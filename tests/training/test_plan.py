@@ -6,7 +6,7 @@ import pytest
 from tacit import events as ev
 from tacit import sampling
 from tacit.training import Automatic, Flat, PerLayer, Ramp, ScheduledClip, Stairs
-from tacit.training.clip import scaled
+from tacit.training.clipping.clip import scaled
 from tacit.training.plan import _drawn_ahead, count_steps, expected_lot
 from tacit.training.schedules import factors
 

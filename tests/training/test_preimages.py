@@ -13,9 +13,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tacit.training.grid_noise import make_grids, ziggurat
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.grid_noise import make_grids, ziggurat
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 WEIGHTS, SIGMA, BATCH = 1000, 10.0, 16.0
 BEST = norm.cdf(1 / (2 * SIGMA))

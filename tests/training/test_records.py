@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from tacit.training.records import Records
+from tacit.training.lots.records import Records
 
 CPU = torch.device("cpu")
 

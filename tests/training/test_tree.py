@@ -5,7 +5,7 @@ from collections import OrderedDict, UserDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from tacit.training.records import Microbatch
+from tacit.training.lots.records import Microbatch
 from tacit.training.tree import map_tensors, n_rows, pad_rows, with_rows
 
 

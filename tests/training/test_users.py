@@ -16,7 +16,7 @@ from tacit.events import Gaussian, GaussianMixture, PoissonSampled, Repeated
 from tacit.ledger import Ledger
 from tacit.sampling import RandomAllocation
 from tacit.training import AdaptiveClip, Flat, Users, Views, advise_sampling, clipped_sum
-from tacit.training.users import losses_by_user
+from tacit.training.lots.users import losses_by_user
 
 N = 90
 IDS = [f"person {number}" for number in np.random.default_rng(0).integers(0, 25, N)]

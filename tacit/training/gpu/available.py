@@ -10,7 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from tacit.training.gpu import noise
-    from tacit.training.grid_noise import NoiseGrid
+    from tacit.training.noise.grid_noise import NoiseGrid
 
 
 def usable(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Correlated noise on a GPU: earlier residuals, noise and the new residual in one pass (Triton).
 
-One step of `tacit.training.banded_noise`, which has the formulas and the proof: the sum is mixed
+One step of `noise.banded_noise`, which has the formulas and the proof: the sum is mixed
 with the residuals of earlier steps in float64 registers, released on its grid in place, and its own
 residual takes the place of the oldest one. `update` does the same and takes the optimizer's step.
 Each residual is read once, 4 bytes; memory bandwidth is the limit. Noise is that of `noise.Blocks`.
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]  # as above
 
 from tacit.training.gpu.noise import LANES, WARPS, Blocks, aligned, grid_of, normals
-from tacit.training.grid_noise import NoiseGrid
+from tacit.training.noise.grid_noise import NoiseGrid
 
 
 @triton.jit

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
+from tacit.training.clipping.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
 from tacit.training.examples import Examples
 from tacit.training.gpu.graph_pair import Traced, partition, start_processes
 from tacit.training.gpu.graph_replay import (
@@ -42,7 +42,7 @@ from tacit.training.rules.operands import Unsupported
 from tacit.training.tree import is_out_of_memory, with_rows
 
 if TYPE_CHECKING:
-    from tacit.training.lots import PendingMicrobatch
+    from tacit.training.lots.lots import PendingMicrobatch
 
 _MOST_VERSIONS = 2  # of the program, which is new when a Python value changes: each is compiled
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.

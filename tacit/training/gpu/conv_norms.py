@@ -10,7 +10,7 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.arithmetic import raised_for_range
+from tacit.training.clipping.arithmetic import raised_for_range
 from tacit.training.gpu.gram import _gram_tile, _lower_triangle, _store_share, precision, tile_for
 
 

@@ -11,7 +11,7 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.arithmetic import raised_for_range
+from tacit.training.clipping.arithmetic import raised_for_range
 
 try:
     from triton.tools.tensor_descriptor import (  # pyright: ignore[reportMissingImports]  # as above

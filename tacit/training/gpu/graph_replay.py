@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.training.clip import call_each, is_dense
+from tacit.training.clipping.clip import call_each, is_dense
 
 Result = TypeVar("Result")
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]

@@ -2,7 +2,7 @@
 
 Noise that is drawn into a buffer and then added takes two passes over memory and a copy of the
 model; here each number is drawn in registers. What is released is the integer round(x / step) +
-round(noise / step), as on a CPU (`tacit.training.grid_noise` has the argument); all arithmetic on
+round(noise / step), as on a CPU (`noise.grid_noise` has the argument); all arithmetic on
 it is in float64, whose integers are exact.
 
 Random bits come from ChaCha (Bernstein 2008) under a 256-bit key, with a nonce for each step and a
@@ -30,8 +30,8 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]  # as abov
 from torch import Tensor
 from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]  # as above
 
-from tacit.training.clip import is_dense
-from tacit.training.grid_noise import NoiseGrid
+from tacit.training.clipping.clip import is_dense
+from tacit.training.noise.grid_noise import NoiseGrid
 
 # An eighth of the numbers of one program: few enough that small models have many programs.
 LANES = 256

@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as _HOOKS  # pyright: ignore[reportAttributeAccessIssue]  # a module
 
 from tacit.training.gpu.graph_replay import captured
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.noisy_mean import NoisyMean
 
 if TYPE_CHECKING:
     from tacit.training.gpu.graph_replay import ReplayedStep

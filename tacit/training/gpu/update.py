@@ -15,7 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]  # as abov
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tacit.training.clip import call_each
+from tacit.training.clipping.clip import call_each
 from tacit.training.gpu.banded_blocks import mixed_past, released_with_residual
 from tacit.training.gpu.noise import (
     LANES,

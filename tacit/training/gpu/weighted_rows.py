@@ -8,7 +8,7 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.arithmetic import BLOCK
+from tacit.training.clipping.arithmetic import BLOCK
 
 
 @triton.jit

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training import record_loop
-from tacit.training.clip import Clip, ClippedSum, trainable
+from tacit.training.clipping.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples, clip_and_sum, losses_of
-from tacit.training.key import randomness
-from tacit.training.memory_limit import available_memory
+from tacit.training.lots.memory_limit import available_memory
+from tacit.training.noise.key import randomness
 from tacit.training.program.first_difference import first_difference
 from tacit.training.program.one_example import WRITES
 from tacit.training.program.python_state import Kept, PythonState

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.training import torch_internals
-from tacit.training.clip import (
+from tacit.training.clipping.clip import (
     ROUNDING,
     Clip,
     ClippedSum,
@@ -27,7 +27,7 @@ from tacit.training.clip import (
     zeros_for,
 )
 from tacit.training.examples import Examples, keep_freed_memory, total_squares
-from tacit.training.noisy_loss import with_loss
+from tacit.training.noise.noisy_loss import with_loss
 from tacit.training.program.derived import pulled_by_autograd
 from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.one_by_one import OTHER_SHAPE
+from tacit.training.lots.one_by_one import OTHER_SHAPE
 from tacit.training.program.one_example import OneExample, Untraceable, memory_of, traced
 from tacit.training.program.python_state import PythonState
 from tacit.training.program.tensor_values import ASKED, TensorValues

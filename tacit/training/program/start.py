@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from tacit._slow import told_if_slow
 from tacit.errors import IncompatibleModel
 from tacit.training import record_loop
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clipping.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered
 from tacit.training.examples import Examples, as_views, losses_of, views_one_by_one
-from tacit.training.key import randomness
-from tacit.training.memory_limit import starting_limit
-from tacit.training.one_by_one import random_like
+from tacit.training.lots.memory_limit import starting_limit
+from tacit.training.lots.one_by_one import random_like
+from tacit.training.noise.key import randomness
 from tacit.training.program import mapped
 from tacit.training.program.comparison import (
     EXAMPLES,
@@ -48,7 +48,7 @@ from tacit.training.tree import (
 )
 
 if TYPE_CHECKING:
-    from tacit.training.records import Records
+    from tacit.training.lots.records import Records
 
 BY_CONSTRUCTION = "by construction: one traced program per example"
 ONE_AT_A_TIME = "one record at a time"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.clip import accumulator
+from tacit.training.clipping.clip import accumulator
 from tacit.training.rules import ghost_norm
 from tacit.training.rules.factored import (
     Dense,

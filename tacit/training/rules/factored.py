@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.arithmetic import ROWS, block_sums, lost_below_range
-from tacit.training.clip import accumulator
+from tacit.training.clipping.arithmetic import ROWS, block_sums, lost_below_range
+from tacit.training.clipping.clip import accumulator
 from tacit.training.rules import ghost_norm
 from tacit.training.rules.ghost_norm import (
     GhostNorm,

@@ -15,7 +15,7 @@ small relative to the length L = sum_t |g_t| |a_t| of its terms, not relative to
 are raised by a share of L, and squared norms by a share of L^2, called the `Room`. That also bounds
 factor * L, the largest number in the weighted sum.
 
-In float32 and float64 the room is proved, by the error bounds of `tacit.training.arithmetic`. With
+In float32 and float64 the room is proved, by the error bounds of `clipping.arithmetic`. With
 u the unit roundoff, gamma(k) about k u, T positions and widths D and P:
 
 - "drop": a formed gradient has an error of at most gamma(T + 1) L in the Frobenius norm;
@@ -37,7 +37,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.training.arithmetic import (
+from tacit.training.clipping.arithmetic import (
     BLOCK,
     CANCELLATION,
     UNIT,
@@ -46,7 +46,7 @@ from tacit.training.arithmetic import (
     depth_in_blocks,
     raised_for_range,
 )
-from tacit.training.clip import accumulator
+from tacit.training.clipping.clip import accumulator
 from tacit.training.torch_internals import linear, products
 
 Way = Literal["gram", "keep", "drop"]

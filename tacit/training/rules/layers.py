@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.clip import accumulator
+from tacit.training.clipping.clip import accumulator
 from tacit.training.rules.convolution import Convolved, geometry_of
 from tacit.training.rules.factored import Dense, Outer, TableRows, bias_gradient
 from tacit.training.rules.ghost_norm import squared_norm

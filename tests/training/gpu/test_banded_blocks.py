@@ -11,10 +11,10 @@ from torch import nn
 import tacit
 from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed
-from tacit.training.banded_noise import BandedNoise, residual_step
 from tacit.training.gpu.recorded_update import RecordedUpdate
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.banded_noise import BandedNoise, residual_step
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 pytestmark = [
     pytest.mark.gpu,

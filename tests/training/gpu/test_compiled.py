@@ -10,7 +10,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training import Flat, Speed, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
-from tacit.training.padding import Padding
+from tacit.training.lots.padding import Padding
 from tacit.training.program.one_example import Untraceable
 from tacit.training.program.programs import Programs
 from tacit.training.rules import ghost_norm

@@ -7,7 +7,7 @@ import torch
 from looped_reference import compiled_sum
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.training.clip import Flat
+from tacit.training.clipping.clip import Flat
 from tacit.training.gpu.graph_pair import Traced
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, report, warm_up
 

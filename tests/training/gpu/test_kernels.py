@@ -8,7 +8,7 @@ import triton_kernels
 from torch.nn import functional as F
 
 from tacit.mechanisms import optimal_bands
-from tacit.training.grid_noise import make_grids
+from tacit.training.noise.grid_noise import make_grids
 
 BANDS = tuple(optimal_bands(48, 4))
 

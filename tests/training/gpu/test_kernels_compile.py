@@ -8,7 +8,7 @@ import torch
 import triton_kernels
 
 from tacit.mechanisms import optimal_bands
-from tacit.training.grid_noise import make_grids
+from tacit.training.noise.grid_noise import make_grids
 
 pytest.importorskip("triton", reason="kernels need Triton")
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training.key import randomness
+from tacit.training.noise.key import randomness
 from tacit.training.program.replayed_draws import LotDraws
 
 BY_CONSTRUCTION = "by construction: one traced program per example"

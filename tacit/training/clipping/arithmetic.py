@@ -65,7 +65,7 @@ import torch
 from torch import Tensor
 
 from tacit import sampling
-from tacit.training.clip import Clip, group_of
+from tacit.training.clipping.clip import Clip, group_of
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 """Unit roundoff: largest relative error of one operation that rounds to nearest."""

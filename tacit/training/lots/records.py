@@ -19,8 +19,8 @@ from torch.utils.data import (
 )
 
 from tacit.errors import IncompatibleModel
-from tacit.training.key import Key, randomness
-from tacit.training.one_by_one import OTHER_SHAPE, ByShape, OtherForm, row_count, stacked
+from tacit.training.lots.one_by_one import OTHER_SHAPE, ByShape, OtherForm, row_count, stacked
+from tacit.training.noise.key import Key, randomness
 from tacit.training.program.pad_to import PadTo
 from tacit.training.tree import Batch, form_of, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from tacit._check import in_open_unit
 from tacit.events import BandedGaussian, Event, Gaussian
-from tacit.training.clip import ClippedSum
-from tacit.training.noise import NoisyMean
+from tacit.training.clipping.clip import ClippedSum
+from tacit.training.noise.noisy_mean import NoisyMean
 
 _UNITS = 2**20  # of a clipped loss, from the middle of its range to an end
 _ROUNDING = 1 + 1e-12  # covers the rounding of the factors below

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.training.compiled_loop import Loop, compiled_loop
+from tacit.training.noise.compiled_loop import Loop, compiled_loop
 
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def make_grids(
 
     With more than one of `bands`, one example moves that many releases, each rounded, and what is
     kept between steps is rounded to 2^-24 noise deviations; doubles add less than 2^-24 to that
-    (`tacit.training.banded_noise` has the proof). So r is
+    (`tacit.training.noise.banded_noise` has the proof). So r is
     (2^-k sqrt(bands) + 2^-23) noise_multiplier sqrt(d).
 
     >>> make_grids(1.0, [0.5], 10**6)[0].step == 2.0**-29

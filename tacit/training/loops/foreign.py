@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tacit.training.weight_changes import WeightChanges
+from tacit.training.loops.weight_changes import WeightChanges
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from tacit.training.clip import ClippedSum
+from tacit.training.clipping.clip import ClippedSum
 from tacit.training.distributed import gathered
-from tacit.training.key import randomness
+from tacit.training.noise.key import randomness
 from tacit.training.tree import (
     Batch,
     is_out_of_memory,

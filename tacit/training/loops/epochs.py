@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tacit.training.callbacks import Callback, ReleasedStep
-from tacit.training.lots import Lot
-from tacit.training.noise import NoisyMean
+from tacit.training.loops.callbacks import Callback, ReleasedStep
+from tacit.training.lots.lots import Lot
+from tacit.training.noise.noisy_mean import NoisyMean
 from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:

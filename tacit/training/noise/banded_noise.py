@@ -55,9 +55,9 @@ from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import restart_reserve
 from tacit.mechanisms import MOST_BANDS, optimal_bands, running_error, step_deviations
-from tacit.training.grid_noise import NoiseGrid, SumOnGrid, rounded
-from tacit.training.key import Key
-from tacit.training.noise import NoisyMean
+from tacit.training.noise.grid_noise import NoiseGrid, SumOnGrid, rounded
+from tacit.training.noise.key import Key
+from tacit.training.noise.noisy_mean import NoisyMean
 
 if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks

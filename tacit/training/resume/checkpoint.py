@@ -11,9 +11,9 @@ A checkpoint is as private as the records: it holds weights that no one may have
 from typing import TYPE_CHECKING, Any
 
 from tacit._check import one_of
-from tacit.training.checkpoint_file import CHOICES, CheckpointWriter, State
 from tacit.training.distributed import is_sharded
-from tacit.training.key import Key
+from tacit.training.noise.key import Key
+from tacit.training.resume.checkpoint_file import CHOICES, CheckpointWriter, State
 
 if TYPE_CHECKING:
     from tacit.training.private import Private

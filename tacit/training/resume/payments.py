@@ -14,8 +14,8 @@ from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
-from tacit.training.checkpoint_file import CheckpointWriter, State
 from tacit.training.plan import TrainingPlan
+from tacit.training.resume.checkpoint_file import CheckpointWriter, State
 
 _PLAN, _LOST = "DP-SGD run", "lost steps of run"  # notes in the ledger, before the run's name
 _BLOCK = 64  # steps ticked off at a time: a durable write for each costs more than a small step

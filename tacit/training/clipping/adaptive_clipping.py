@@ -13,8 +13,8 @@ from dataclasses import KW_ONLY, dataclass
 
 from tacit._check import in_open_unit, positive
 from tacit.events import Gaussian
-from tacit.training.clip import Clip
-from tacit.training.noise import NoisyMean
+from tacit.training.clipping.clip import Clip
+from tacit.training.noise.noisy_mean import NoisyMean
 
 _REACH = 1e6  # the norm stays within this factor of its first value, whatever the noise does
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tacit._check import positive
-from tacit.training.clip import FLOAT32_ROUNDING, TINY, OneBound
+from tacit.training.clipping.clip import FLOAT32_ROUNDING, TINY, OneBound
 
 
 @dataclass(frozen=True)

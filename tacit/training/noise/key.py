@@ -89,7 +89,7 @@ class Key:
 
 
 class NoiseWords(ABC):
-    """Random 64-bit words for noise (`tacit.training.grid_noise`), in numbered sequences.
+    """Random 64-bit words for noise (`tacit.training.noise.grid_noise`), in numbered sequences.
 
     All come from one secret of 32 bytes, and no two words share an input of the generator.
     """

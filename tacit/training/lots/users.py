@@ -27,8 +27,8 @@ from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
 from tacit.ledger import Ledger
-from tacit.training.key import Key
-from tacit.training.records import Indices, Records
+from tacit.training.lots.records import Indices, Records
+from tacit.training.noise.key import Key
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, map_tensors, n_rows
 
 _CLEARLY_LESS = 0.6  # noise of record sampling over that of user sampling: see `advise_sampling`

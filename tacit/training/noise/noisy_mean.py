@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import (
+from tacit.training.noise.grid_noise import (
     NoiseGrid,
     SparseSum,
     SumOnGrid,
     add_noise,
     make_grids,
 )
-from tacit.training.key import Key, NoiseWords
+from tacit.training.noise.key import Key, NoiseWords
 
 if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks

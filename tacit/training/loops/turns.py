@@ -6,10 +6,10 @@ Every lot is a step and is used once. Two loops at the same time could release o
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tacit.training.checkpoint import keep
-from tacit.training.epochs import note_end
-from tacit.training.interrupts import OneStep
-from tacit.training.lots import Lot
+from tacit.training.loops.epochs import note_end
+from tacit.training.lots.lots import Lot
+from tacit.training.resume.checkpoint import keep
+from tacit.training.resume.interrupts import OneStep
 
 if TYPE_CHECKING:
     from tacit.training.private import Private

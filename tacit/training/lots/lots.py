@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tacit.training.key import Key, randomness, reseed
-from tacit.training.padding import Padding
-from tacit.training.records import Indices, Microbatch, Records
+from tacit.training.lots.padding import Padding
+from tacit.training.lots.records import Indices, Microbatch, Records
+from tacit.training.noise.key import Key, randomness, reseed
 from tacit.training.tree import Batch, current_device, pad_rows
 
 

@@ -1,0 +1,1 @@
+"""Clip rules, and what is proved about the rounding of clipped sums."""

@@ -1,0 +1,1 @@
+"""The records of each step: read one by one, drawn as lots, cut into microbatches."""

@@ -1,0 +1,1 @@
+"""The noise of a run: its key, its grid, independent and correlated."""

@@ -1,0 +1,1 @@
+"""Payments and restarts of a run."""
