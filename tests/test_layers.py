@@ -17,6 +17,7 @@ LAYERS = [
         "errors",
         "_check",
         "_lazy",
+        "_slow",
         "_arrays",
         "_participation",
         "_untrusted",
