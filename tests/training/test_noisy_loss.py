@@ -12,7 +12,7 @@ from torch import nn
 
 import tacit
 from tacit import sampling
-from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users
+from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users, Views
 from tacit.training.noisy_loss import _UNITS, correlation_of
 
 LOSS = NoisyLoss(upper=2.0)
@@ -40,7 +40,7 @@ OPTIONS = {
     "microbatches": {"max_microbatch": 3},
     "padded": {"static_shapes": True},
     "bounded": {"arithmetic": "bounded"},
-    "views": {"augmentations": 2},
+    "views": {"augment": Views(2)},
     "adaptive": {"clip_norm": AdaptiveClip(1.0)},
     "workers": {"num_workers": 1},
 }
