@@ -40,7 +40,7 @@ from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed, make_private
 from tacit.training.banded_noise import BandedNoise
 from tacit.training.ema import TailMean
-from tacit.training.gpu import RecordedUpdate
+from tacit.training.gpu.recorded_update import RecordedUpdate
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 

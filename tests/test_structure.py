@@ -19,7 +19,7 @@ BOUNDS = {
     "options": 290,  # 291
     "methods of Private": 30,  # 79, with what it inherited
     "parameters of make_private": 31,  # 37
-    "lines of private.py": 455,  # 1,643 in the four files of which it was made
+    "lines of private.py": 470,  # 1,643 in the four files of which it was made
     "imports of private.py": 24,  # 10; it calls now what it inherited
     "import depth of training": 14,  # 12 without the traced program
     "lines of a file": 683,  # 700

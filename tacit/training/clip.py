@@ -364,9 +364,9 @@ def call_each(
     """
     options = {} if alpha is None else {"alpha": alpha}
     if targets and targets[0].is_cuda:
-        from tacit.training import gpu
+        from tacit.training.gpu.available import foreach
 
-        together = gpu.foreach(method)
+        together = foreach(method)
         if together is not None:
             together(targets, *arguments, **options)
             return

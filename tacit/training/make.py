@@ -37,7 +37,6 @@ from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,
     starting_limit,
-    usual_lot,
     zero_step,
 )
 from tacit.training.noise import NoisyMean
@@ -170,7 +169,7 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit, kept = ErrorGuard(reports.errors_in_full), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, speed, model)
+    records = _records(dataset, unit, collate_fn, parameters, guard, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
@@ -281,12 +280,11 @@ def _records(
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
-    speed: Speed,
     model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""
     if isinstance(collate_fn, PadTo):
-        collate_fn.require_fitting(stacks=unit.users is not None or speed.static_shapes)
+        collate_fn.require_fitting(stacks=unit.users is not None)
     dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
@@ -443,10 +441,6 @@ def _most_rows(speed: Speed, bytes_per_example: int, plan: TrainingPlan, ranks: 
         return speed.max_microbatch
     if _has_one_size(plan):
         return math.ceil(expected_batch)
-    if speed.static_shapes and not speed.compile:
-        # Padding to one shape costs as much as records do: two deviations balance it against a
-        # second microbatch.
-        return usual_lot(expected_batch, deviations=2.0)
     return largest_microbatch(expected_batch, bytes_per_example)
 
 
@@ -485,10 +479,8 @@ def _has_one_size(plan: TrainingPlan) -> bool:
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
     """Return the sizes to which microbatches are padded; None if they are not."""
-    if not speed.is_padded:
-        return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit)
+        return None
     rate = min(1.0, plan.expected_batch / plan.n_records)
     is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size

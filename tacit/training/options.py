@@ -99,8 +99,6 @@ class Speed:
     max_microbatch
         Most rows on the device at once. By default it follows from the memory that is available,
         and it is halved whenever memory runs out.
-    static_shapes
-        Pad every microbatch to one shape, for compilers of your own.
     num_workers
         Processes that fetch records ahead.
     compile
@@ -116,7 +114,6 @@ class Speed:
     """
 
     max_microbatch: int | None = None
-    static_shapes: bool = False
     num_workers: int = 0
     compile: bool | Literal["auto"] = "auto"
     check: bool = True
@@ -127,8 +124,3 @@ class Speed:
         whole(num_workers=self.num_workers)
         one_of((True, False, "auto"), compile=self.compile)
         boolean(check=self.check)
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether microbatches are padded."""
-        return self.static_shapes or bool(self.compile)

@@ -5,28 +5,36 @@
 1. *draw*: the sampler whose event is billed draws the records of this step, from the run's key and
    the step's number alone (`lots`). Loops over `private` get the lots in order, each once.
 2. *map, clip, add* (`lot_sum`): the gradient of each record is that of the program of one example
-   (`program`) on this record alone, and the vector that the record adds is clipped to norm C =
-   `clip.clip_norms` in each group; one that is not finite adds zero. So adding or removing one
-   record moves the sum by at most C, and that is all that is assumed of it below.
-3. *pay* (`payments`): the whole plan is reserved in the ledger before the first step, and each step
-   is ticked off before anything of it leaves.
-4. *noise, divide*: the sum goes out with noise of standard deviation `noise_multiplier` times C, on
-   a grid, and is divided by the declared batch size, never by the drawn one: `p.grad`.
+   (`program`) on this record alone. It is clipped to norm C_g in each group g of parameters (one
+   group, if the clip norm is a number); a record whose gradient is not finite adds zero. So adding
+   or removing one record moves the sum by at most C_g in each group, and nothing else is assumed of
+   the sum below.
+3. *pay* (`payments`): before its first release, the run reserves its whole plan in the ledger.
+   Each step is ticked off there, durably and in blocks, before anything of it leaves.
+4. *noise, divide*: each group is divided by a scale (`Clip.noise_scales`) such that one record
+   moves the whole vector by at most 1, gets noise of the step's noise multiplier on a grid, and is
+   multiplied by the scale again. With one group the scale is C. The result is divided by the
+   declared batch size, never by the drawn one: `p.grad`.
 5. *update*: the user's optimizer moves the user's parameters by `p.grad`, which is post-processing.
 
-If the process ends or an error is raised
+If the process ends
 
-- before 3: nothing was paid and nothing left; the lot can be used again.
-- between 3 and 4: the step is paid, and nothing left. The same process may use the lot again, which
-  is paid once. A new process has a new key: it takes the step again with another lot and other
-  noise, and pays again, out of the plan's reserve (`checkpoint`).
-- after 4: whoever saw `p.grad` saw a release that is paid. A new process goes on from the newest
-  checkpoint; the steps that it takes again are other releases, and are paid too. No two sums ever
-  share noise.
+- before 3: nothing left, and no step was ticked off.
+- between 3 and 4: up to one block of steps is ticked off, and nothing of this step left. A process
+  that goes on from the checkpoint has a new key. It takes these steps again with other lots and
+  other noise, and ticks them off again, out of the reserve of the plan (`checkpoint`); without a
+  checkpoint there is no going on, and a new run pays for a plan of its own.
+- after 4: who saw `p.grad` saw a release that is paid. Steps that a new process takes again, after
+  the newest checkpoint, are other releases, and are ticked off too.
 
-Ctrl-C waits from 4 to 5 (`Uninterrupted`), and the step is counted before its noise is drawn, so
-that no step of this process draws that noise again. Nothing is attached to the model or the
-optimizer: all that leaves the step is `p.grad`.
+If an error is raised before the step is counted, the lot can be used again in this process, and is
+not paid twice. After that (in the optimizer, say) the step is over, whatever moved. The step is
+counted before its noise is drawn, so this process never draws that noise for another sum, and
+Ctrl-C is held back from there to the end of the update.
+
+What leaves the step is `p.grad` and, if asked for, noisy counts (adaptive clipping) and noisy
+losses that are part of the same event. Hooks on the optimizer and the parameters notice what a loop
+does between a release and its update (`LastRelease`); they change nothing.
 """
 
 from collections.abc import Iterator
@@ -145,10 +153,10 @@ class Private:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
 
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
-        release is one step of `training_event`. Interrupted before the release, nothing has changed
-        and the same lot can be used again; an interrupt during the release waits for its end.
-        `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
-        momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
+        release is one step of `training_event`. After an error before the release the same lot can
+        be used again; an interrupt during the release waits for its end. `p.grad` then holds the
+        release, unless the optimizer wrote into it, as torch's Nesterov momentum does on a GPU.
+        Copy it to keep it: the next step may overwrite its memory.
         """
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)

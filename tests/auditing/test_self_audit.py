@@ -193,7 +193,6 @@ RUNS = {
     "as it is": {},
     "secure noise": {"secure": True},
     "small microbatches": {"max_microbatch": 7},
-    "padded batches": {"static_shapes": True},
     "noise schedule": {"schedule": training.Ramp(1.0, 2.0)},
     "automatic clipping": {"clip_norm": training.Automatic(1.0)},
 }

@@ -404,7 +404,6 @@ SAMPLERS = {
 }
 SPEEDS = {
     "microbatches": {"max_microbatch": 5},
-    "one shape": {"static_shapes": True, "max_microbatch": 8},
     "workers": {"num_workers": 2},
 }
 

@@ -75,7 +75,7 @@ def words(monkeypatch):
         {},
         {"clip_norm": AdaptiveClip(1.0), "secure": True},
         {"schedule": Stairs((1.0, 2.0)), "clip_norm": ScheduledClip(1.0, Stairs((1.0, 0.5, 0.25)))},
-        {"static_shapes": True, "max_microbatch": 7},
+        {"max_microbatch": 7},
     ],
     ids=lambda options: ", ".join(options) or "plain",
 )

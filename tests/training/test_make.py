@@ -11,7 +11,7 @@ from tacit.training import Banded, Noise, NoisyLoss, Speed, make
 
 @pytest.mark.parametrize(
     "option",
-    [{"max_microbatch": 4}, {"static_shapes": True}, {"num_workers": 1}],
+    [{"max_microbatch": 4}, {"num_workers": 1}],
 )
 def test_options_of_speed_are_given_there_alone(problem, option):
     case = problem(speed=Speed(**option), check=False)
@@ -95,7 +95,6 @@ def test_on_a_gpu_a_long_run_is_compiled_and_told_so(problem):
 def test_where_compiling_does_not_pay_nothing_is_compiled_or_said(problem, setting):
     speed, reason = choice(problem, **setting)
     assert speed.compile is False
-    assert not speed.is_padded
     assert reason == ""
 
 

@@ -38,7 +38,6 @@ OPTIONS = {
     "plain": {},
     "alone": {},
     "microbatches": {"max_microbatch": 3},
-    "padded": {"static_shapes": True},
     "bounded": {"arithmetic": "bounded"},
     "views": {"augment": Views(2)},
     "adaptive": {"clip_norm": AdaptiveClip(1.0)},

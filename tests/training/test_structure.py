@@ -94,7 +94,7 @@ def test_imports_inside_training_are_not_deep():
 def test_the_file_of_the_step_is_short_and_depends_on_little():
     path = TRAINING / "private.py"
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 455  # all of `Private`: it inherits nothing
+    assert len(lines) <= 470  # all of `Private`: it inherits nothing
     assert len(tacit_imports(path)) <= 24  # what guards a step is called, not inherited
 
 

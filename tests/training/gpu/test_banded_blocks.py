@@ -12,7 +12,7 @@ import tacit
 from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed
 from tacit.training.banded_noise import BandedNoise, residual_step
-from tacit.training.gpu import RecordedUpdate
+from tacit.training.gpu.recorded_update import RecordedUpdate
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 

@@ -122,10 +122,9 @@ OPTIONS = {
     "bounded": {"arithmetic": "bounded"},
     "banded": {"noise": Banded(bands=3)},
     "microbatches": {"max_microbatch": 5},
-    "static": {"static_shapes": True},
     "workers": {"num_workers": 1, "dataset": Listed(lambda x, y: (x, y))},
 }
-OF_SPEED = ("max_microbatch", "static_shapes", "num_workers")
+OF_SPEED = ("max_microbatch", "num_workers")
 
 
 @pytest.mark.parametrize("name", one_fast(OPTIONS, 3))
