@@ -178,12 +178,11 @@ def train(inside, rng, loud, **options: Any):
         optimizer,
         data,
         loss_fn,
-        batch_size=n_records // 4,
         steps=8,
         noise_multiplier=1.0 / loud,
         n_records=n_records,
         seed=int(rng.integers(2**31)),
-        **with_speed({"clip_norm": 1.0} | options),
+        **with_speed({"batch_size": n_records // 4, "clip_norm": 1.0} | options),
     )
     for lot in canaries.watch(private):
         private.step(lot)

@@ -39,7 +39,7 @@ OPTIONS = {
     "alone": {},
     "microbatches": {"max_microbatch": 3},
     "bounded": {"arithmetic": "bounded"},
-    "views": {"augmentations": 2},
+    "views": {"augment": Views(2)},
     "adaptive": {"clip_norm": AdaptiveClip(1.0)},
     "workers": {"num_workers": 1},
 }
