@@ -45,11 +45,12 @@ def linear(
     matrix = w.t() if transposed else w
 
     def collect(g: Tensor) -> None:
-        left = g.reshape(len(x), -1, g.shape[-1])  # (examples, T, P)
+        # `len(x)` would make the number of examples a constant of a compiled step.
+        left = g.reshape(x.shape[0], -1, g.shape[-1])  # (examples, T, P)
         is_row = left.shape[1] == 1 and not tape.is_small(weight)
         squared = squared_norm(left) if is_row else None  # for weight and bias
         if tape.is_shared(weight):
-            outer = Outer(left, x.reshape(len(x), -1, x.shape[-1]), left_squared=squared)
+            outer = Outer(left, x.reshape(x.shape[0], -1, x.shape[-1]), left_squared=squared)
             tape.add(weight, outer.transposed() if transposed else outer)
         if tape.is_shared(bias):
             tape.add(bias, bias_gradient(left, squared))
@@ -92,8 +93,8 @@ def rows_of(tape: Any, ids: Tensor, table: Tensor, padding_idx: int = -1) -> Ten
     def collect(g: Tensor) -> None:
         if padding_idx >= 0:
             g = torch.where((ids == padding_idx).unsqueeze(-1), 0.0, g)
-        values = g.reshape(len(ids), -1, table.shape[1])
-        tape.add(table, TableRows(ids.long().reshape(len(ids), -1), values, table.shape[0]))
+        values = g.reshape(ids.shape[0], -1, table.shape[1])
+        tape.add(table, TableRows(ids.long().reshape(ids.shape[0], -1), values, table.shape[0]))
 
     return tape.site(lambda: F.embedding(ids, plain), None, collect)
 
@@ -203,7 +204,7 @@ def _laid_out(x: Tensor) -> Tensor:
 
 def _add_sum(tape: Any, shared: Any, values: Tensor) -> None:
     """Add, as the gradients of a shared value, the sums of `values` over what it is repeated on."""
-    examples, axes = len(values), values.dim() - shared.dim()
+    examples, axes = values.shape[0], values.dim() - shared.dim()
     if values.shape[1:] == shared.shape:
         tape.add(shared, Dense(values))
     elif values.shape[axes:] == shared.shape:

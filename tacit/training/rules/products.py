@@ -79,9 +79,11 @@ def _contract(
     rows = x.permute([0, *(1 + have.index(a) for a in (*of_both, *kept, *summed))])
     counts = [prod(sizes[a] for a in letters) for letters in (of_both, kept, summed)]
     order = [term.index(a) for a in (*of_both, *own, *summed)]
-    found = _products(tape, rows.reshape(len(x), *counts), weight, order, len(of_both), len(own))
+    found = _products(
+        tape, rows.reshape(x.shape[0], *counts), weight, order, len(of_both), len(own)
+    )
     letters = [*of_both, *kept, *own]
-    return found.reshape([len(x), *(sizes[a] for a in letters)]), "".join(letters)
+    return found.reshape([x.shape[0], *(sizes[a] for a in letters)]), "".join(letters)
 
 
 def _products(

@@ -144,7 +144,7 @@ def recurrent_layer(
 ) -> list[Tensor]:
     """Compute `layer_by_torch` for all examples."""
     *weights, is_reversed = options
-    examples, rows = len(x), x.shape[2]
+    examples, rows = x.shape[0], x.shape[2]
     layer = _Layer(tape, kind, is_reversed, examples, tuple(weights))
     seen = x.transpose(0, 1).flatten(1, 2)
     first = (None if s is None else s.flatten(0, 1) for s in (h, c))
