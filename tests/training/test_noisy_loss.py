@@ -12,7 +12,7 @@ from torch import nn
 
 import tacit
 from tacit import sampling
-from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users
+from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users, Views
 from tacit.training.noise.noisy_loss import _UNITS, correlation_of
 
 LOSS = NoisyLoss(upper=2.0)
