@@ -33,6 +33,7 @@ from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.rules import layers
 from tacit.training.rules.factored import (
+    Dense,
     FactoredGradient,
     TableRows,
     Together,
@@ -123,7 +124,7 @@ class MappedTape:
         self.waiting_together: dict[tuple[str, ...], list[Together]] = {}
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.measured: list[tuple[list[str], FactoredGradient]] = []
-        self.small: dict[int, list[tuple[str, FactoredGradient]]] = {}
+        self.small: dict[int, list[tuple[str, Dense]]] = {}
         self.rounding = 0.0
 
     def begin(self, values: dict[str, Tensor]) -> None:
@@ -217,10 +218,12 @@ class MappedTape:
             result = _Start.apply(self.anchor, compute)
         else:
             result = compute()
-        version = version_of(x) if reads and x is not None else None
+        read = x if reads else None
+        once = [(collect, read, None if read is None else version_of(read))]
 
         def hook(g: Tensor) -> None:
-            if version is not None and x is not None and version_of(x) != version:
+            collect, read, version = once.pop()  # so that `x` is freed when it has been read
+            if read is not None and version_of(read) != version:
                 raise RuntimeError(_OVERWRITTEN)
             collect(g)
 
@@ -349,7 +352,8 @@ class MappedTape:
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
         if is_better_joined(gradient, self.parameters[name], self.examples):
-            self.small.setdefault(self.groups[name], []).append((name, gradient))
+            formed = Dense(gradient.dense())  # at once: it takes less memory than its factors
+            self.small.setdefault(self.groups[name], []).append((name, formed))
         else:
             self._measure([name], gradient)
 
