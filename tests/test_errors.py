@@ -18,7 +18,8 @@ def run(epsilon, delta):
     x = torch.zeros(50, 1)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tacit.make_private(model, optimizer, (x,), epsilon=epsilon, delta=delta, **TORCH)
+    budget = {"epsilon": epsilon, "delta": delta}
+    tacit.make_private(model, optimizer, (x,), lambda m, b: m(b[0]).sum(1), **budget, **TORCH)
 
 
 def regression(epsilon, delta):

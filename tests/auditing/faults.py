@@ -32,17 +32,17 @@ from tacit.training import (
     Speed,
     Users,
     Views,
-    checkpoint,
     clipped_sum,
-    key,
     lot_sum,
-    lots,
-    noise,
     plan,
     private,
 )
 from tacit.training.clipping import clip as clip_module
 from tacit.training.examples import as_views
+from tacit.training.lots import lots
+from tacit.training.noise import key
+from tacit.training.noise import noisy_mean as noise
+from tacit.training.resume import payments
 
 RECORDS = 120
 USERS = [f"user {number % 50}" for number in range(RECORDS)]
@@ -589,7 +589,7 @@ def half_of_the_rate_is_billed(patch):
 
 @fault("bill")
 def nothing_is_paid(patch):
-    patch.setattr(private.Private, "_pay", lambda self: None)
+    patch.setattr(payments.Payments, "pay", lambda self, step: None)
 
 
 @fault("bill", functools.partial(audit_fit, "adassp"))
@@ -1006,14 +1006,15 @@ def the_first_microbatch_alone_is_clipped(patch):
 
 @fault("reuse", audit_resumed)
 def noise_starts_again_after_a_restart(patch):
-    save, load = private.Private.state_dict, checkpoint.RunState.load_state_dict
+    save, load = private.Private.state_dict, private.Private.load_state_dict
 
     def state_dict(self):
         return {**save(self), "key": self._lots.key.secret}
 
     def load_state_dict(self, state, **options):
         load(self, state, **options)
-        self._use(key.Key(state["key"]))
+        self._lots.use(key.Key(state["key"]))
+        self._noise.use(key.Key(state["key"]))
         self._noise._begun = state["steps_taken"]
 
     def source(self, purpose, step):
@@ -1112,7 +1113,7 @@ def the_optimizer_gets_the_clean_gradient(patch):
 
     def release(self, total, drawn, clip, **options):
         sums = _clean(self, total)
-        honest(self, total, drawn, clip, **options | {"is_own_loop": False})
+        honest(self, total, drawn, clip, **options | {"update": False})
         noisy = [p.grad for p in self._parameters.values()]
         for p, value in zip(self._parameters.values(), sums, strict=True):
             p.grad = value.to(p.dtype)

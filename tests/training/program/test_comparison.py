@@ -243,7 +243,7 @@ def test_a_program_that_reads_values_runs_in_the_loop_and_says_where():
         losses = ce(m(b[0]), b[1])
         return losses * 2 if losses.sum() > 5 else losses
 
-    case = case_of(nn.Linear(6, 3), loss_fn, torch.randn(40, 6))
+    case = case_of(nn.Linear(6, 3), loss_fn, torch.randn(64, 6))
     with pytest.raises(IncompatibleModel, match=r"at gt|at sum"):  # the sum is one over the lot
         private(case)
 
