@@ -33,6 +33,7 @@ from tacit.training.program.one_example import OneExample
 from tacit.training.program.programs import Programs
 from tacit.training.rules import layers
 from tacit.training.rules.factored import (
+    Dense,
     FactoredGradient,
     TableRows,
     Together,
@@ -133,7 +134,9 @@ class MappedTape:
                 self.label(name, value)
 
     def label(self, name: str, value: Tensor) -> Tensor:
-        """Note that `value` is the shared value called `name`."""
+        """Note that `value` is the shared value called `name`, also if it is computed again."""
+        if name in self.shared:
+            self.labels.pop(id(self.shared[name]), None)
         self.labels[id(value)] = name
         self.shared[name] = value
         return value
@@ -217,10 +220,13 @@ class MappedTape:
             result = _Start.apply(self.anchor, compute)
         else:
             result = compute()
-        version = version_of(x) if reads and x is not None else None
+        read = x if reads else None
+        # The graph keeps its hooks until the losses are gone, but what they need only once.
+        pending = [(collect, read, 0 if read is None else version_of(read))]
 
         def hook(g: Tensor) -> None:
-            if version is not None and x is not None and version_of(x) != version:
+            collect, read, version = pending.pop()
+            if read is not None and version_of(read) != version:
                 raise RuntimeError(_OVERWRITTEN)
             collect(g)
 
@@ -349,7 +355,8 @@ class MappedTape:
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
         if is_better_joined(gradient, self.parameters[name], self.examples):
-            self.small.setdefault(self.groups[name], []).append((name, gradient))
+            formed = Dense(gradient.dense())  # so that what it is computed from can be freed
+            self.small.setdefault(self.groups[name], []).append((name, formed))
         else:
             self._measure([name], gradient)
 
