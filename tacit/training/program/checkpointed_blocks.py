@@ -74,7 +74,7 @@ def _call(
     results = _results(nodes)
     own.output(tuple(inner[node] for node in results))
     are_examples = tuple(kinds.get(n) == "example" for n in inputs)
-    block = _Block(fx.GraphModule(module, own).forward, are_examples)
+    block = _CheckpointedBlock(fx.GraphModule(module, own).forward, are_examples)
     tape = next(node for node in new.values() if node.op == "placeholder" and node.name == "tape")
     found = graph.call_function(block, (tape, *(new[n] for n in inputs)))
     return {node: graph.call_function(_item, (found, place)) for place, node in enumerate(results)}
@@ -84,7 +84,7 @@ def _item(values: Sequence[Any], place: int) -> Any:
     return values[place]
 
 
-class _Block:
+class _CheckpointedBlock:
     """One block of a graph: `run` gives its results; `are_examples` says which inputs are."""
 
     __name__ = "checkpointed_block"
@@ -112,7 +112,7 @@ class _RunAgain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, block: _Block, others: list[Any], *examples: Tensor
+        ctx: Any, anchor: Tensor, block: _CheckpointedBlock, others: list[Any], *examples: Tensor
     ) -> Any:
         kind = examples[0].device.type if examples else "cpu"
         ctx.anchor, ctx.block, ctx.others, ctx.kind = anchor, block, others, kind
