@@ -1,4 +1,4 @@
-"""The cost of bounded arithmetic: a private step with `arithmetic="bounded"` beside the default.
+"""The cost of bounded arithmetic: a private step with it, beside the default.
 
     python benchmarks/arithmetic_cost.py [--workloads mlp cnn-256] [--compiled] [--steps 30]
 
@@ -131,15 +131,13 @@ def make_step(
         torch.optim.SGD(trained, lr=0.1),
         (x, y),
         losses,
-        batch_size=batch,
+        batch_size=FixedSize(batch, 2 * batch),
         steps=100_000,
         clip_norm=1.0,
         noise_multiplier=1.0,
-        sampler=FixedSize(batch, 2 * batch),
         ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
-        arithmetic=kind,
-        check=False,
-        speed=tacit.training.Speed(max_microbatch=limit, compile=compiled),
+        noise=tacit.training.Noise(arithmetic=kind),
+        speed=tacit.training.Speed(max_microbatch=limit, compile=compiled, check=False),
     )
     lots = iter(private)
     eta = private.arithmetic.eta

@@ -2,7 +2,7 @@
 
     python benchmarks/compile_without_gpu.py gpt2
 
-It needs a torch that was built for CUDA, and Triton. The model is followed, decomposed, cut and
+It needs a torch that was built for CUDA, and Triton. The model is followed, cut and
 compiled as for an H200, and kernels are assembled; none is started, and no CUDA graph is recorded.
 Seconds are of processor time, of this process and of those that compile kernels.
 """
@@ -142,7 +142,6 @@ def compile_sum(name: str, rows: int | None, *, profiled: bool) -> None:
     compiler: Any = graph_pair._compiler()
     clock.watch(Programs, "prepare", "trace of one example")
     clock.watch(graph_pair, "_trace", "trace and decompositions")
-    clock.watch(graph_pair, "decomposed", "decompositions")
     clock.watch(compiler, "joint_graph_passes", "passes over the joint graph")
     clock.watch(graph_pair, "_cut", "cut")
     clock.watch(graph_pair, "_compile", "compile forward, backward")

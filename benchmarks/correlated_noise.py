@@ -40,7 +40,7 @@ from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed, make_private
 from tacit.training.banded_noise import BandedNoise
 from tacit.training.ema import TailMean
-from tacit.training.gpu import RecordedUpdate
+from tacit.training.gpu.recorded_update import RecordedUpdate
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 
@@ -178,7 +178,7 @@ def train(cell: Cell) -> tuple[float, int]:
         model, torch.optim.SGD(model.parameters(), lr=cell.rate), (x[:stop], y[:stop]), losses,
         batch_size=BATCH, steps=STEPS, clip_norm=CLIP, epsilon=cell.epsilon, delta=DELTA,
         noise=Banded() if cell.is_banded else None, seed=1000 * cell.is_final + cell.seed,
-        check=False,
+        speed=Speed(check=False),
     )  # fmt: skip
     mean = TailMean(model, steps=STEPS, share=Banded().average)
     for lot in private:
@@ -281,7 +281,7 @@ def one_run(workload: Workload, is_banded: bool, device: torch.device, turns: in
         model, torch.optim.SGD(model.parameters(), lr=0.01), data, loss_fn,
         batch_size=workload.batch_size, steps=turns * STEPS_OF_TURN, clip_norm=1.0,
         noise_multiplier=1.0, noise=Banded(bands=16, average=0.0) if is_banded else None,
-        check=False, speed=Speed(compile=device.type == "cuda"),
+        speed=Speed(compile=device.type == "cuda", check=False),
     )  # fmt: skip
     return private, iter(private)
 

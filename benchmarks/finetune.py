@@ -132,7 +132,7 @@ def trials(train: str, base: Path, out: Path, device: str) -> dict:
     found = {}
     for rate in RATES[train]:
         model = materials.model(0)
-        loss, private, optimizer = _make_private(materials, model, plan, rate, check=False)
+        loss, private, optimizer = _make_private(materials, model, plan, rate, is_checked=False)
         for lot in private:
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - private.steps_taken / private.steps)
@@ -152,15 +152,17 @@ def _planned(recipe: Recipe, out: Path):
     return replace(materials, recipe=recipe), recipe, plan.chosen
 
 
-def _make_private(materials, model, plan, rate: float, **options):
+def _make_private(materials, model, plan, rate: float, *, is_checked: bool = True):
     """Return the loss, the private run and the optimizer that `finetune` would use."""
     settings, loss = materials.recipe.finetune, materials.loss(model)
     std = plan.noise_multiplier * settings.clip_norm / plan.batch_size
     optimizer = make_optimizer(model, rate, noise_std=std)
+    records = materials.records()
+    records["speed"] = replace(records["speed"], check=is_checked)
     private = make_private(
         model, optimizer, loss_fn=loss, batch_size=plan.batch_size, steps=plan.steps, seed=0,
         clip_norm=settings.clip_norm, noise_multiplier=plan.noise_multiplier,
-        n_records=materials.dataset.n_records, **materials.records(), **options,
+        n_records=materials.dataset.n_records, **records,
     )  # fmt: skip
     return loss, private, optimizer
 

@@ -35,7 +35,6 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.perf_counter()
     watch(make, "start", start)
-    watch(graph_pair, "decomposed", start)
     watch(graph_pair, "_trace", start)
     watch(graph_pair, "_compile", start)
     watch(compiled, "ReplayedStep", start)
@@ -118,10 +117,9 @@ def tell(private: Any) -> None:
     print("padding", private._lots.padding, "fixed rows:", found and found.has_fixed_rows)
     for graphs in found._graphs.values() if found else ():
         print("sizes recorded:", sorted(graphs.of_rows))
-        for layout in graphs.layouts.values():
-            for traced in layout.traced:
-                guards = [str(guard.expr) for guard in traced.rows._shapes.guards][:12]
-                print("trace: free", traced.rows.are_free(), "held", traced.held, guards)
+        for traced in graphs.traces:
+            guards = [str(guard.expr) for guard in traced.rows._shapes.guards][:12]
+            print("trace: free", traced.rows.are_free(), "held", traced.held, guards)
 
 
 if __name__ == "__main__":

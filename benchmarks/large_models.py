@@ -153,8 +153,8 @@ def build(
     from tacit.sampling import FixedSize
 
     ledger = tacit.Ledger(relation=tacit.Relation.REPLACE_ONE)
-    options = {"sampler": FixedSize(rows, len(ids)), "ledger": ledger}
-    return private_step(model, optimizer, (ids,), losses, rows, method, options)
+    lots = FixedSize(rows, len(ids))
+    return private_step(model, optimizer, (ids,), losses, lots, method, {"ledger": ledger})
 
 
 def build_gpt2(method: str, device: Any) -> tuple[Callable[[], None], Callable[[], Any]]:
@@ -181,7 +181,7 @@ def build_gpt2(method: str, device: Any) -> tuple[Callable[[], None], Callable[[
 
 
 def private_step(
-    model: Any, optimizer: Any, data: Any, losses: Any, size: int, method: str, options: Any
+    model: Any, optimizer: Any, data: Any, losses: Any, batch_size: Any, method: str, options: Any
 ) -> tuple[Callable[[], None], Callable[[], Any]]:
     """Return a function that takes a private step, and one that returns the microbatch's rows."""
     import tacit
@@ -191,7 +191,7 @@ def private_step(
         optimizer,
         data,
         losses,
-        batch_size=size,
+        batch_size=batch_size,
         steps=100_000,
         clip_norm=1.0,
         noise_multiplier=1.0,

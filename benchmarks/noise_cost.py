@@ -87,7 +87,8 @@ def on_cpu(way: str, _lanes: int, _warps: int) -> dict[str, float]:
     """
     if way == "numpy":
         sys.modules["llvmlite"] = None  # type: ignore[assignment]  # so says Python's manual
-    from tacit.training import Key, NoisyMean
+    from tacit.training.key import Key
+    from tacit.training.noise import NoisyMean
 
     torch.set_num_threads(1)
     count, rounds = 10**6, 25
@@ -164,13 +165,12 @@ def whole_step(variant: str, lanes: int, warps: int) -> dict[str, float]:
 
 def prepare(variant: str, lanes: int, warps: int) -> None:
     """Set the kernels' shape and rounds; for "old", put the sampler before the grid in place."""
-    from tacit.training import gpu
-    from tacit.training.gpu import noise, update
+    from tacit.training.gpu import available, noise, update
 
     for module in (noise, update):
         vars(module).update(LANES=lanes, WARPS=warps)
     if variant != "old":
-        gpu.chacha_rounds = lambda *, is_full: VARIANTS[variant]
+        available.chacha_rounds = lambda *, is_full: VARIANTS[variant]
         return
     import _old_noise
 

@@ -119,7 +119,7 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     from training import plain_graph
 
     from tacit.training import Flat, clipped_sum
-    from tacit.training.gpu import CompiledSum
+    from tacit.training.gpu.compiled import CompiledSum
     from tacit.training.program.programs import Programs
 
     device = device_here()

@@ -237,9 +237,9 @@ def architecture(name: str, way: str) -> dict[str, float]:
 
     sys.path.insert(0, str(TESTS))
     from architectures import ARCHITECTURES
-    from tacit.training.engines.examples import Examples
 
     from tacit.training import Flat
+    from tacit.training.examples import Examples
     from tacit.training.program import mapped
     from tacit.training.program.programs import Programs
     from tacit.training.tree import map_rows, n_rows
@@ -296,11 +296,9 @@ def step(name: str, mode: str) -> dict[str, float]:
 def start(name: str) -> dict[str, float]:
     """Measure the time from make_private to the end of the first step."""
     import torch
-    from tacit.training.engines import ENGINES  # first: it imports the programs
 
     from tacit.training.program.programs import Programs
 
-    assert "program" in ENGINES
     workload = Workload(name)
     (plain,) = seconds_of(7, workload.plain_step())
     began = time.process_time()

@@ -229,7 +229,8 @@ def take_turns(
     import torch
     from _models import WORKLOADS
 
-    from tacit.training import Key, NoisyMean
+    from tacit.training.key import Key
+    from tacit.training.noise import NoisyMean
 
     torch.set_num_threads(1)
     work, size = WORKLOADS[workload], WORKLOADS[workload].batch_size
@@ -445,12 +446,12 @@ def tacit_step(
     from tacit.training import Speed
 
     is_compiled = method.endswith("compiled")
-    options: dict[str, Any] = {"speed": Speed(compile=is_compiled)}
-    if method == "tacit-defaults":
-        options = {}
-    elif method not in DEFAULT_SAMPLER:
+    options: dict[str, Any] = {"batch_size": size}
+    if method in DEFAULT_SAMPLER and method != "tacit-defaults":
+        options["speed"] = Speed(compile=is_compiled)
+    elif method != "tacit-defaults":
         options = {
-            "sampler": FixedSize(size, len(data[0])),
+            "batch_size": FixedSize(size, len(data[0])),
             "ledger": tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
             "speed": Speed(max_microbatch=micro, compile=is_compiled),
         }
@@ -459,7 +460,6 @@ def tacit_step(
         optimizer,
         data,
         losses,
-        batch_size=size,
         steps=100_000,
         clip_norm=CLIP,
         noise_multiplier=SIGMA,

@@ -102,7 +102,7 @@ def accuracy(task: tuple[str, str, float, int]) -> float:
     import torch
 
     import tacit
-    from tacit.training import Users
+    from tacit.training import Speed, Users
 
     torch.set_num_threads(1)
     name, method, epsilon, seed = task
@@ -136,7 +136,7 @@ def accuracy(task: tuple[str, str, float, int]) -> float:
     private = tacit.make_private(
         model, optimizer, (torch.from_numpy(X), torch.from_numpy(y).float()), loss_fn,
         batch_size=round(RATE * size), n_records=size, steps=STEPS, clip_norm=CLIP,
-        users=users, check=False, seed=seed, **noise,
+        users=users, speed=Speed(check=False), seed=seed, **noise,
     )  # fmt: skip
     mean = tacit.training.EMA(model, decay=0.95)
     for lot in private:
@@ -231,7 +231,8 @@ def step_times() -> list[list[str]]:
         data = torch.randn(n, width), torch.arange(n) % 10
         return tacit.make_private(
             model, torch.optim.SGD(model.parameters(), lr=0.1), data, losses, batch_size=batch,
-            steps=1000, clip_norm=1.0, noise_multiplier=1.0, users=users, check=False,
+            steps=1000, clip_norm=1.0, noise_multiplier=1.0, users=users,
+            speed=tacit.training.Speed(check=False),
         )  # fmt: skip
 
     rows = []

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.auditing import GradientCanaries, noise_bound, one_run, refute_event
-from tacit.training import NoisyMean
+from tacit.training.noise import NoisyMean
 
 DELTA, CLIP, CANARIES = 1e-5, 0.1, 4000
 SEED = 0  # so that the output is the same each time; a real run uses no seed

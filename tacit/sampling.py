@@ -33,7 +33,7 @@ import numpy as np
 
 from tacit import events as ev
 from tacit._arrays import Flags, Indices
-from tacit._check import boolean, in_closed_unit, whole
+from tacit._check import boolean, in_closed_unit, positive, whole
 from tacit.errors import UnsupportedEvent
 
 __all__ = [
@@ -309,8 +309,11 @@ class Stream:
     less than `separation` steps after its last one, and of all steps after its first
     `participations`. So the price holds for any order in which the steps of a record depend on that
     record alone; an order that was made by sorting or balancing records has no guarantee.
+    `expected_batch` is the declared size of a lot, by which sums are divided: the sizes of the lots
+    in `order` are private.
 
-    >>> draw = Stream([[0, 1], [1, 2], [0, 1]], separation=2, participations=1).lots(3)
+    >>> stream = Stream([[0, 1], [1, 2], [0, 1]], separation=2, expected_batch=2)
+    >>> draw = stream.lots(3)
     >>> [draw(step, np.random.default_rng()).tolist() for step in range(3)]
     [[0, 1], [2], []]
     """
@@ -318,10 +321,12 @@ class Stream:
     order: Sequence[Sequence[int] | Indices] = field(repr=False, compare=False)
     separation: int
     participations: int = 1
+    expected_batch: float = field(kw_only=True)
 
     def __post_init__(self) -> None:
         whole(separation=self.separation, least=1)
         whole(participations=self.participations, least=1)
+        positive(expected_batch=self.expected_batch)
         # A copy: the order of a run does not change.
         object.__setattr__(self, "order", tuple(map(_frozen, self.order)))
 

@@ -81,7 +81,7 @@ row_1() {
   py << 'PY'
 import torch
 from torch.nn import functional as F
-from tacit.training import Linear, PerLayer, Speed
+from tacit.training import PerLayer, Ramp, ScheduledClip, Speed
 
 torch.manual_seed(0)
 x = torch.randn(2_000, 10)
@@ -116,7 +116,7 @@ lots, plan = trained()
 batches, _ = trained(by="batches", speed=Speed(max_microbatch=64))  # a lot in parts is the same lot
 assert torch.allclose(lots, batches, atol=1e-4), (lots - batches).abs().max()
 per_layer, _ = trained(lambda model: PerLayer.split(model, 1.0))
-scheduled, other = trained(clip_schedule=Linear(1.0, 0.5))
+scheduled, other = trained(lambda model: ScheduledClip(1.0, Ramp(1.0, 0.5)))
 assert other.noise_multiplier == plan.noise_multiplier  # a schedule of clip norms is free
 assert not torch.allclose(lots, per_layer) and not torch.allclose(lots, scheduled)
 PY
@@ -430,7 +430,7 @@ names[14]="correlated noise"
 row_14() {
   py << 'PY'
 import torch
-from tacit.training import Banded, choose_bands, price_bands
+from tacit.training import Banded, price_bands
 
 torch.manual_seed(0)
 x = torch.randn(2_000, 4)
@@ -450,7 +450,7 @@ assert private.info["bands"] == 8
 assert 7.9 < private.epsilon(delta=1e-4) <= 8.0
 assert (model(x).argmax(1) == y).float().mean() > 0.9
 few = dict(n_records=1_000_000, batch_size=1_000, steps=1_000, epsilon=1.0, delta=1e-5)
-best, independent = choose_bands(**few), price_bands(1, **few)
+best, independent = price_bands("auto", **few), price_bands(1, **few)
 assert best.bands == 32 and round(independent.noise / best.noise, 2) == 2.44
 PY
 }

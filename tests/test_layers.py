@@ -162,7 +162,8 @@ def test_importing_tacit_loads_no_heavy_package(name):
 
 def test_training_loads_a_compiler_only_for_many_numbers():
     step = (
-        "import torch; from tacit.training import Key, NoisyMean; "
+        "import torch; from tacit.training.key import Key; "
+        "from tacit.training.noise import NoisyMean; "
         "mean = NoisyMean(Key.from_seed(1), expected_batch=1.0); "
         "mean.release([torch.ones(10**6)], [1.0], step=0, noise_multiplier=1.0)"
     )

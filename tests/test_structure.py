@@ -9,18 +9,18 @@ import structure
 # No measure of `python tests/structure.py` may be larger. Lower a bound when a change allows it;
 # raise one only with a reason in the commit. Comments: what was measured before this round.
 BOUNDS = {
-    "statements": 38_020,  # 40,324
+    "statements": 38_330,  # 40,324
     "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
     "bytes of data files": 36_216,  # 37,209; no table moves from code into a file
     "largest cycle": 51,  # 51; imports inside functions and for types count, too
     "modules in cycles": 96,  # 101
-    "public names": 500,  # 516
+    "public names": 502,  # 516
     "verbs": 33,  # 34
     "options": 290,  # 291
-    "methods of Private": 31,  # 79, with what it inherited
+    "methods of Private": 30,  # 79, with what it inherited
     "parameters of make_private": 31,  # 37
-    "lines of private.py": 438,  # 251, with 50 methods in four classes that it inherited from
-    "imports of private.py": 22,  # 10; it calls now what it inherited
+    "lines of private.py": 470,  # 1,643 in the four files of which it was made
+    "imports of private.py": 24,  # 10; it calls now what it inherited
     "import depth of training": 14,  # 12 without the traced program
     "lines of a file": 683,  # 700
     "median of bodies": 4,

@@ -150,18 +150,19 @@ def _planned(setup: TrainingSetup) -> tuple[float, Event, TrainingSetup]:
     """
     given = {name: setup.settings[name] for name in PLANNED if name in setup.settings}
     run = setup.run(setup.trainee(), **given)
-    schedule = setup.settings.get("noise_schedule")
+    schedule = getattr(setup.settings.get("noise"), "schedule", None)
     first = 1.0 if schedule is None else schedule(0, run.steps)
-    if setup.settings.get("noise") is not None:
-        noise = replace(setup.settings["noise"], bands=run.info.get("bands", 1))
+    if setup.banded is not None:
+        banded = replace(setup.banded, bands=run.info.get("bands", 1))
+        noise = setup.noise_with(correlated=banded)
         setup = replace(setup, settings={**setup.settings, "noise": noise})
     return run.info["noise_multiplier"] / first, run.event, setup
 
 
 def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
     """Return `steps`, rounded up to whole epochs if the sampler draws an epoch at once."""
-    epoch = getattr(setup.settings.get("sampler"), "steps", 1)
-    turns = getattr(setup.settings.get("noise"), "bands", 1)  # at least four for each record
+    epoch = getattr(setup.sampler, "steps", 1)
+    turns = getattr(setup.banded, "bands", 1)  # at least four for each record
     return -(-max(steps, 4 * turns) // epoch) * epoch
 
 
@@ -170,7 +171,7 @@ def _of_few(setup: TrainingSetup) -> TrainingSetup | None:
     if hasattr(setup.dataset, "columns"):
         return None
     _, (few, *_) = next(extreme_sets(setup.dataset, setup.loss_fn))
-    changes = {"batch_size": 1, "n_records": few.size, "sampler": None, "users": None}
+    changes = {"batch_size": 1, "n_records": few.size, "users": None}
     return replace(setup, dataset=few.with_it, settings={**setup.settings, **changes})
 
 
@@ -180,8 +181,9 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
         **setup.silent(),
         "steps": 2,
         "noise_multiplier": sigma,
-        "sampler": None,  # noise does not depend on the lot
     }
+    if setup.sampler is not None:  # it may draw more steps at once; noise does not depend on lots
+        zero["batch_size"] = 1
 
     def draw() -> Floats:
         return setup.standardized(setup.releases(**zero))
@@ -205,11 +207,11 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     if not len(places):
         return (), ["draws: every user has more records than the bound, so some are left out"]
     dataset, unpack = number_rows(setup.dataset, numbers)
-    rule = setup.settings["clip_norm"]
+    rule = setup.rule
     # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
     clip_norm = rule if len(getattr(rule, "clip_norms", (1,))) == 1 else rule.l2_sensitivity
-    changed: dict[str, Any] = dict.fromkeys(("clip_schedule", "noise_schedule", "adaptive"))
-    changed |= {"clip_norm": clip_norm, "steps": steps, "noise_multiplier": _TINY}
+    changed: dict[str, Any] = {"clip_norm": clip_norm, "noise": setup.noise_with(schedule=None)}
+    changed |= {"steps": steps, "noise_multiplier": _TINY}
     changed |= _for_numbers(setup, unpack)
     bound = float(getattr(clip_norm, "clip_norm", clip_norm))
     changed |= {
@@ -243,7 +245,7 @@ def _post_processing(setup: TrainingSetup, sigma: float) -> list[Finding]:
 
     The user's own optimizer and average move in it, and a copy follows its releases alone.
     """
-    steps, rule = _whole_epochs(setup, _FOLLOWED), setup.settings.get("noise")
+    steps, rule = _whole_epochs(setup, _FOLLOWED), setup.banded
     trained = setup.releases(steps=steps, noise_multiplier=sigma, is_moving=True).trainee
     averaged = 0 if rule is None or rule.bands == 1 else int(rule.average * steps)
     twin, found, last = setup.trainee(is_moving=True), [], []
@@ -271,7 +273,9 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
         if name == TINY_LOSSES:
             natural = lengths[0] / TINY
     first = kinds[0][1][0]
-    plain: dict[str, Any] = {"adaptive": None, "noise": None}  # both keep what was released
+    # Adaptive clipping and correlated noise keep what was released.
+    noise = setup.noise_with(schedule=None, correlated=None)
+    plain: dict[str, Any] = {"clip_norm": setup.rule, "noise": noise}
     states = [
         fingerprint(of_first_rank(_full(setup, data, *first[2:4], **plain).run.state_dict()))
         for data in first[:2]
@@ -347,11 +351,10 @@ def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **change
     options: dict[str, Any] = {
         "batch_size": size,
         "n_records": size,
-        "sampler": None,
         "seed": 0,
         "steps": 1,
         "noise_multiplier": _TINY,
-        "noise_schedule": None,
+        "noise": setup.noise_with(schedule=None),
         "dataset": dataset,
         "users": None,  # they name an owner for each record of the user's data set
     }
@@ -360,10 +363,9 @@ def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **change
 
 def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> list[Finding]:
     """Test noise that is added to real gradients: full lots whose sums are equal in every step."""
-    changing = ("adaptive", "clip_schedule")
-    if any(setup.settings.get(name) is not None for name in changing):
+    if setup.settings["clip_norm"] is not setup.rule:  # clip norms change from step to step
         return []
-    bands = getattr(setup.settings.get("noise"), "bands", 1)
+    bands = getattr(setup.banded, "bands", 1)
     steps = max(64, 2 * bands) + (bands if bands > 1 else 0)
     options: dict[str, Any] = {"steps": steps, "noise_multiplier": sigma, "seed": None}
     found = _full(setup, one.with_it, one.loss_fn, one.size, **options)
@@ -384,7 +386,7 @@ def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
 
 def _counts(setup: TrainingSetup) -> list[Finding]:
     """Test the counts of adaptive clipping, which the released clip norms show."""
-    rule = setup.settings.get("adaptive")
+    rule = setup.adaptive
     if rule is None:
         return []
     # Lots of one record in 10^9 are empty: the counts are 0, and what is released is noise.
@@ -418,7 +420,7 @@ def _shares(setup: TrainingSetup, is_within: list[bool], rule: Any, **settings: 
         model=torch.nn.Embedding(2, 1),
         dataset=(torch.tensor([not within for within in is_within]).long(),),
         loss_fn=lambda model, batch: model(batch[0]).squeeze(1) * batch[0] * 1e12,
-        settings={"batch_size": 1, "clip_norm": 1.0, "adaptive": rule},
+        settings={"batch_size": 1, "clip_norm": replace(rule, start=1.0)},
         how=setup.how,
     )
     found = artificial.releases(**settings, noise_multiplier=1.0)
@@ -466,7 +468,8 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
         tests, measured = _banded_bill(setup, noise, event)
         least = max(least, _price(measured, setup))
     elif billed[0].rate is not None:
-        rate, records = setup.settings["batch_size"] / run.info["n_records"], _records_of(setup)
+        given, records = setup.settings["batch_size"], _records_of(setup)
+        rate = given / run.info["n_records"] if setup.sampler is None else given.rate
         noises = sorted(step.noise_multiplier for step in billed)
         rates = [step.rate or 0.0 for step in billed]
         tests["billed steps are the steps taken"] = len(billed) == len(used)
@@ -513,7 +516,7 @@ def _banded_bill(
         "billed bands are those of the noise": len(event.column) == bands,
     }
     least, norm = min(used), float(np.linalg.norm(event.column))
-    if setup.settings.get("sampler") is not None:
+    if setup.sampler is not None:
         return tests, event
     rate = min(1.0, bands * setup.settings["batch_size"] / facts[0]["n_records"])
     tests["billed rate is bands * batch size / records"] = event.rate == rate
@@ -523,7 +526,7 @@ def _banded_bill(
 
 def _step_release(setup: TrainingSetup, multiplier: float, public: Public) -> Event:
     """Return the event of what one step releases of its lot: a gradient, and perhaps counts."""
-    rule, gradient = setup.settings.get("adaptive"), Gaussian(multiplier)
+    rule, gradient = setup.adaptive, Gaussian(multiplier)
     if rule is None:
         return gradient
     std, groups = rule.noise_std(public["expected_batch"]), len(public["clip_norms"])

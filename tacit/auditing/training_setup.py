@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ Loss = Callable[..., Any]
 How = Literal["step", "backward", "resumed"]
 Public = dict[str, Any]
 """The public numbers of a step, `private.info`."""
-_OWN = ("ledger", "seed", "callbacks")  # settings that every run of an audit gets anew
+_OWN = ("ledger", "seed")  # settings that every run of an audit gets anew
 PLANNED = ("epochs", "steps", "epsilon", "delta", "noise_multiplier", "also")
 
 
@@ -43,7 +44,8 @@ class TrainingSetup:
 
     `settings` are the keyword arguments of `make_private` apart from the model, the optimizer, the
     data set and the loss. `how` names the loop: `private.step`, a loop of the user's own with
-    `private.backward`, or one that is saved and resumed in the middle.
+    `private.backward`, or one that is saved and resumed in the middle. An audit makes many runs:
+    `speed=Speed(check=False)` saves the comparison with `loss_fn` in each.
 
     `optimizer` makes the user's optimizer from a list of parameters (default SGD with momentum),
     and `average` makes the average of weights that is released, such as `EMA`, from a model
@@ -61,11 +63,44 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         one_of(("step", "backward", "resumed"), how=self.how)
-        if self.how == "resumed" and self.settings.get("noise") is not None:
+        if self.how == "resumed" and self.banded is not None:
             raise ValueError(
                 "how='resumed' is for independent noise: with correlated noise, a restart begins a "
                 "run of its own, which how='step' tests."
             )
+
+    @property
+    def rule(self) -> Any:  # Any: a number or a clip rule
+        """The clip norm or clip rule of the first step."""
+        return getattr(self.settings["clip_norm"], "start", self.settings["clip_norm"])
+
+    @property
+    def adaptive(self) -> Any:  # Any: an `AdaptiveClip`, or None
+        """The settings of adaptive clipping; None without it."""
+        given = self.settings["clip_norm"]
+        return given if hasattr(given, "quantile") else None
+
+    @property
+    def sampler(self) -> Any:  # Any: a sampler of `tacit.sampling`, or None
+        """The sampler of lots, if one is given in place of their size."""
+        given = self.settings["batch_size"]
+        return None if isinstance(given, Integral) else given
+
+    @property
+    def banded(self) -> Any:  # Any: a `Banded`, or None
+        """The settings of correlated noise; None for independent noise."""
+        return getattr(self.settings.get("noise"), "correlated", self.settings.get("noise"))
+
+    @property
+    def noisy_loss(self) -> Any:  # Any: a `NoisyLoss`, or None
+        """How losses are released; None if they are not."""
+        return getattr(self.settings.get("reports"), "noisy_loss", None)
+
+    def noise_with(self, **changes: Any) -> Any:  # Any: a `Noise`, a `Banded`, or None
+        """Return the option `noise` with some fields of a `Noise` changed."""
+        given: Any = self.settings.get("noise")
+        is_whole = hasattr(given, "correlated")
+        return replace(given, **changes) if is_whole else changes.get("correlated", given)
 
     def trainee(self, model: Any = None, *, is_moving: bool = False) -> Trainee:
         """Return a copy of the model, or of `model`, for one run.
@@ -85,11 +120,12 @@ class TrainingSetup:
         """
         left_out = (*PLANNED, *_OWN)
         kept = {name: value for name, value in self.settings.items() if name not in left_out}
-        changed = {"dataset": self.dataset, "loss_fn": self.loss_fn, **kept, "check": False}
-        changed |= changes
-        if isinstance(stream := changed.get("sampler"), Stream):  # as long as the runs of an audit
+        changed = {"dataset": self.dataset, "loss_fn": self.loss_fn, **kept, **changes}
+        if isinstance(stream := changed["batch_size"], Stream):  # as long as the runs of an audit
             passes = -(-(changed.get("steps") or 1) // max(1, len(stream.order)))
-            changed["sampler"] = replace(stream, order=[*stream.order] * passes)
+            changed["batch_size"] = replace(stream, order=[*stream.order] * passes)
+        if (reports := changed.get("reports")) is not None:  # the user's callbacks see no audit
+            changed["reports"] = replace(reports, callbacks=())
         is_user = changed.get("users") is not None
         changed.setdefault("ledger", self.new_ledger(is_user=is_user))
         dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")
@@ -101,9 +137,10 @@ class TrainingSetup:
         A released loss is then centered at zero: away from the middle of their range, losses add.
         """
         changes: dict[str, Any] = {"loss_fn": lambda m, batch: self.loss_fn(m, batch) * 0.0}
-        if (loss := self.settings.get("noisy_loss")) is not None:
+        if (loss := self.noisy_loss) is not None:
             half = (loss.upper - loss.lower) / 2
-            changes["noisy_loss"] = replace(loss, lower=-half, upper=half)
+            centered = replace(loss, lower=-half, upper=half)
+            changes["reports"] = replace(self.settings["reports"], noisy_loss=centered)
         return changes
 
     def new_ledger(self, budget: Budget | None = None, *, is_user: bool | None = None) -> Ledger:
@@ -157,7 +194,7 @@ class TrainingSetup:
         billed noise multiplier as standard deviation (`tacit.training.clip` has the proof, and
         `tacit.training.noisy_loss` that for a gradient and a loss).
         """
-        rule, norms = self.settings["clip_norm"], tuple(public["clip_norms"])
+        rule, norms = self.rule, tuple(public["clip_norms"])
         names, sizes = releases.names, releases.sizes
         each: dict[str, float] = dict.fromkeys(names, float(norms[0]))
         if len(norms) > 1:
@@ -165,7 +202,7 @@ class TrainingSetup:
             for group, scale in zip(now.groups(names), now.noise_scales, strict=True):
                 each |= dict.fromkeys(group, scale)
         scales = np.repeat([each[name] for name in names], sizes[: len(names)])
-        if (loss := self.settings.get("noisy_loss")) is not None and len(sizes) > len(names):
+        if (loss := self.noisy_loss) is not None and len(sizes) > len(names):
             unit = _correlation(releases.run.training_event) * (loss.upper - loss.lower) / 2
             scales = np.append(scales / (1 - loss.share) ** 0.5, unit / loss.share**0.5)
         return scales / float(public["expected_batch"])

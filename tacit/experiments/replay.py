@@ -27,6 +27,7 @@ from tacit.experiments.released import load_model
 from tacit.experiments.training_loop import TrainingLoop, tensors
 from tacit.experiments.training_run import digest_of, replay_steps
 from tacit.mechanisms import Seed, generator
+from tacit.training import load_replay
 
 State = Mapping[str, Any]  # Any: tensors, numbers and the key, as `Session` saved them
 
@@ -102,7 +103,7 @@ def _first(recipe: Recipe, dataset: Dataset, state: State) -> Replayed:
 def _resumed(recipe: Recipe, dataset: Dataset, state: State) -> TrainingLoop:
     """Return the loop of the run, in `state`. It pays from a ledger in memory."""
     loop = _loop(recipe, dataset, state)
-    loop.private.load_replay(state["private"])
+    load_replay(loop.private, state["private"])
     loop.model.load_state_dict(state["model"])
     loop.optimizer.load_state_dict(state["optimizer"])
     if loop.ema is not None:

@@ -37,10 +37,10 @@ from tacit.training import (
     Checkpoint,
     NoisyLoss,
     ReleasedStep,
+    Reports,
     Speed,
     Users,
     Views,
-    choose_bands,
     count_steps,
     make_private,
     price_bands,
@@ -129,8 +129,7 @@ class TrainingLoop:
                 max_microbatch=training.max_microbatch,
                 compile="auto" if device.type == "cuda" else False,
             ),
-            callbacks=() if training.loss_upper is None else (self._note,),
-            **release_options(recipe),
+            **release_options(recipe, self._note),
         )
         self.latest: ReleasedStep | None = None  # of a run that releases its loss
         self._lots = self.private if canaries is None else canaries.watch(self.private)
@@ -164,14 +163,22 @@ class TrainingLoop:
             yield self.model  # without the canaries' table, if there is one
 
 
-def release_options(recipe: Recipe) -> dict[str, Any]:  # Any: options of several types
-    """Return the options of `make_private` that say what a step of the recipe releases."""
+def release_options(
+    recipe: Recipe, *callbacks: Callable[[ReleasedStep], None]
+) -> dict[str, Any]:  # Any: options of several types
+    """Return the options of `make_private` that state what a step of the recipe releases.
+
+    `callbacks` are called if the steps release their loss.
+    """
     training, upper = recipe.training, recipe.training.loss_upper
+    reports = None
+    if upper is not None:
+        reports = Reports(noisy_loss=NoisyLoss(upper=upper), callbacks=callbacks)
     return {
         "clip_norm": training.clip_norm,
         "augment": Views(training.views or 1, augmentation(recipe)),
         "noise": banded(training),
-        "noisy_loss": None if upper is None else NoisyLoss(upper=upper),
+        "reports": reports,
     }
 
 
@@ -268,7 +275,8 @@ def best_bands(
         return 1
     limits = Banded() if parameters is None else Banded().limited_by_memory(parameters)
     paid = (*features_events(recipe, n_records), *also)
-    return choose_bands(**_priced(recipe, n_records, paid), most=limits.most_bands).bands
+    setting = _priced(recipe, n_records, paid)
+    return price_bands("auto", **setting, most=limits.most_bands).bands
 
 
 def noise_saving(recipe: Recipe, n_records: int, also: tuple[Event, ...]) -> float:

@@ -70,7 +70,7 @@ from tacit.experiments.training_loop import (
 )
 from tacit.experiments.training_touches import releases, touches
 from tacit.ledger import Budget, Ledger
-from tacit.training import Checkpoint, Key, LostSteps, Ranks
+from tacit.training import Checkpoint, Key, Ranks, replay_state
 
 FEATURES = "features.pt"
 _CHECKPOINT = "checkpoint.pt"
@@ -102,7 +102,7 @@ def train(
     baseline: SequenceOf[Metric] | None = None,
     on_progress: OnProgress | None = None,
     cache: Path | None = None,
-    lost_steps: LostSteps = "reserve",
+    lost_steps: str = "reserve",
 ) -> Facts:
     """Start or resume the run in folder `path`, and return its facts; a finished run is not rerun.
 
@@ -145,7 +145,7 @@ def _train(
     on_progress: OnProgress | None,
     cache: Path | None,
     *,
-    lost_steps: LostSteps = "reserve",
+    lost_steps: str = "reserve",
     is_handed_over: bool = False,
 ) -> Facts:
     """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
@@ -176,7 +176,7 @@ def _begun(
     root: str | Path | None,
     cache: Path | None,
     *,
-    lost_steps: LostSteps = "reserve",
+    lost_steps: str = "reserve",
     is_handed_over: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Iterator["Session | Facts"]:
@@ -309,7 +309,7 @@ class Session:
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
-    lost_steps: LostSteps = "reserve"
+    lost_steps: str = "reserve"
     is_handed_over: bool = False
     """Another process has prepared the run for this one: that is no interruption."""
     on_progress: OnProgress = lambda _: None
@@ -536,7 +536,7 @@ class Session:
             if int(path.stem) > step:
                 path.unlink()
         state = {
-            "private": self.private.replay_state(),
+            "private": replay_state(self.private),
             "model": self.loop.model.state_dict(),
             "optimizer": self.loop.optimizer.state_dict(),
             "ema": None if ema is None else ema.state_dict(),

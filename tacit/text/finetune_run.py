@@ -77,7 +77,7 @@ from tacit.text.materials import Materials, keep_inputs, read_materials
 from tacit.text.planner import FinetuningPlan, filled
 from tacit.text.text_records import Text
 from tacit.text.trained_weights import TrainedWeights, require_saved
-from tacit.training import AdamBC, Banded, Checkpoint, LostSteps, Ranks, make_private
+from tacit.training import AdamBC, Banded, Checkpoint, Ranks, make_private
 
 METRICS, BASELINE = "metrics.jsonl", "baseline.jsonl"
 _LEAST_FLOOR = 1e-16  # of the second moment, where there is no noise to speak of
@@ -92,7 +92,7 @@ def finetune(
     root: str | Path | None = None,
     on_progress: OnProgress | None = None,
     on_plan: Callable[[FinetuningPlan], None] | None = None,
-    lost_steps: LostSteps = "reserve",
+    lost_steps: str = "reserve",
 ) -> Facts:
     """Start or resume the run in folder `path`, and return its facts; a finished run is not rerun.
 

@@ -184,13 +184,11 @@ def plan_finetuning(
 def _correlation(
     *, bands: int | str, most: int, steps: int, **setting: Any
 ) -> Correlation:  # Any: the options of `price_bands`
-    from tacit.training import choose_bands, price_bands  # needs torch
+    from tacit.training import price_bands  # needs torch
 
     setting |= {"steps": steps, "is_kept": True}
-    if bands == "auto":
-        found = choose_bands(most=most, **setting)
-    else:
-        found = price_bands(min(int(bands), steps), **setting)
+    asked = "auto" if bands == "auto" else min(int(bands), steps)
+    found = price_bands(asked, most=most, **setting)
     saving = price_bands(1, **setting).noise / found.noise
     return Correlation(found.bands, found.noise_multiplier, saving)
 

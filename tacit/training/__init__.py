@@ -16,31 +16,30 @@ if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
-    from tacit.training.banded_noise import Banded, choose_bands, price_bands
+    from tacit.training.banded_noise import Banded, price_bands
     from tacit.training.batch_norm import fix
     from tacit.training.callbacks import (
-        Callback,
         MLflow,
         ReleasedStep,
         RichProgress,
         TensorBoard,
         WandB,
     )
-    from tacit.training.checkpoint_file import Checkpoint, LostSteps
-    from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
+    from tacit.training.checkpoint import load_replay, replay_state
+    from tacit.training.checkpoint_file import Checkpoint
+    from tacit.training.clip import Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
-    from tacit.training.epochs import Epoch
     from tacit.training.examples import Views
     from tacit.training.key import Key
     from tacit.training.lot_sum import clipped_sum
     from tacit.training.make import make_private
-    from tacit.training.noise import NoisyMean
     from tacit.training.noisy_loss import NoisyLoss
-    from tacit.training.plan import Geometric, Linear, Stairs, count_steps
+    from tacit.training.options import Noise, Reports, Speed
+    from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.program.pad_to import PadTo
-    from tacit.training.speed import Speed
+    from tacit.training.schedules import Ramp, ScheduledClip, Stairs
     from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
@@ -48,39 +47,37 @@ _HOMES = {
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
     "Banded": "banded_noise",
-    "Callback": "callbacks",
     "Checkpoint": "checkpoint_file",
-    "ClippedSum": "clip",
     "EMA": "ema",
-    "Epoch": "epochs",
-    "Geometric": "plan",
     "Flat": "clip",
     "Key": "key",
-    "Linear": "plan",
-    "LostSteps": "checkpoint_file",
     "MLflow": "callbacks",
+    "Noise": "options",
     "NoisyLoss": "noisy_loss",
-    "NoisyMean": "noise",
     "PadTo": "program.pad_to",
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
+    "Ramp": "schedules",
     "Ranks": "distributed",
     "ReleasedStep": "callbacks",
+    "Reports": "options",
     "RichProgress": "callbacks",
-    "Speed": "speed",
-    "Stairs": "plan",
+    "ScheduledClip": "schedules",
+    "Speed": "options",
+    "Stairs": "schedules",
     "TensorBoard": "callbacks",
     "Users": "users",
     "Views": "examples",
     "WandB": "callbacks",
     "advise_sampling": "users",
-    "choose_bands": "banded_noise",
     "clipped_sum": "lot_sum",
     "count_steps": "plan",
     "fix": "batch_norm",
+    "load_replay": "checkpoint",
     "make_private": "make",
     "price_bands": "banded_noise",
+    "replay_state": "checkpoint",
 }
 
 __all__ = [
@@ -89,25 +86,22 @@ __all__ = [
     "AdaptiveClip",
     "Automatic",
     "Banded",
-    "Callback",
     "Checkpoint",
-    "ClippedSum",
-    "Epoch",
     "Flat",
-    "Geometric",
     "Key",
-    "Linear",
-    "LostSteps",
     "MLflow",
+    "Noise",
     "NoisyLoss",
-    "NoisyMean",
     "PadTo",
     "PerGroup",
     "PerLayer",
     "Private",
+    "Ramp",
     "Ranks",
     "ReleasedStep",
+    "Reports",
     "RichProgress",
+    "ScheduledClip",
     "Speed",
     "Stairs",
     "TensorBoard",
@@ -115,12 +109,13 @@ __all__ = [
     "Views",
     "WandB",
     "advise_sampling",
-    "choose_bands",
     "clipped_sum",
     "count_steps",
     "fix",
+    "load_replay",
     "make_private",
     "price_bands",
+    "replay_state",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

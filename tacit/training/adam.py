@@ -81,3 +81,19 @@ class AdamBC(torch.optim.Optimizer):
         parameter.mul_(1 - group["lr"] * group["decay"])
         scale = group["lr"] / (1 - first ** state["step"])
         parameter.addcdiv_(state["mean"], square.clamp_min(group["floor"]).sqrt(), value=-scale)
+
+
+def tell_noise(
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[Tensor],
+    scales: Iterable[float],
+    noise_std: float,
+) -> None:
+    """State the noise's scale to an optimizer that corrects for noise; it is a public number.
+
+    `noise_std` is that of the mean gradient of a parameter whose scale is 1.
+    """
+    state_noise = getattr(optimizer, "state_noise", None)
+    if state_noise is not None:
+        pairs = zip(parameters, scales, strict=True)
+        state_noise((parameter, noise_std * scale) for parameter, scale in pairs)

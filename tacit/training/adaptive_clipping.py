@@ -9,21 +9,26 @@ PoissonSampled(rate, Sequence((gradient, count))).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tacit._check import in_open_unit, positive
 from tacit.events import Gaussian
+from tacit.training.clip import Clip
 from tacit.training.noise import NoisyMean
 
 _REACH = 1e6  # the norm stays within this factor of its first value, whatever the noise does
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdaptiveClip:
-    """Adjusts each clip norm until a fraction `quantile` of the gradient norms is below it.
+    """Clip norms that follow a private quantile: `make_private(..., clip_norm=AdaptiveClip(1.0))`.
+
+    Each norm is adjusted until a fraction `quantile` of the gradient norms is below it.
 
     Parameters
     ----------
+    start
+        The clip norms of the first step: a number or a clip rule.
     quantile
         Fraction of examples whose gradient should be short enough not to be clipped.
     learning_rate
@@ -33,6 +38,8 @@ class AdaptiveClip:
         the paper. None means a twentieth of the expected batch, as in the paper: this costs little.
     """
 
+    start: float | Clip
+    _: KW_ONLY
     quantile: float = 0.5
     learning_rate: float = 0.2
     count_noise_std: float | None = None

@@ -256,10 +256,11 @@ def block_squares(rows: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(rows.dtype, torch.float32)
     if rows.is_cuda:
-        from tacit.training import gpu
+        from tacit.training.gpu.available import usable
+        from tacit.training.gpu.weighted_rows import row_squares
 
-        if rows.shape[1] >= LONG and gpu.usable(rows):  # without a copy in float64
-            return gpu.row_squares(rows).to(dtype)
+        if rows.shape[1] >= LONG and usable(rows):  # without a copy in float64
+            return row_squares(rows).to(dtype)
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square().to(dtype)
     return _by_blocks(
         rows, lambda part: torch.linalg.vector_norm(part, dim=-1, dtype=dtype).square()

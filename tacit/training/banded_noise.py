@@ -62,6 +62,8 @@ from tacit.training.noise import NoisyMean
 if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
 
+Lots = int | sampling.FixedOrder | sampling.Stream
+"""Expected size of a lot, or the order of records."""
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
@@ -92,7 +94,8 @@ class _Strategy(NamedTuple):
 class Banded:
     """Noise that partly cancels over time, for `make_private(..., noise=Banded())`.
 
-    Lots are drawn by `sampling.CyclicPoisson`, or in a fixed order that is given as `sampler`.
+    Lots are drawn by `sampling.CyclicPoisson`, or by a `FixedOrder` or `Stream` that is given as
+    `batch_size`. `Noise(correlated=Banded())` takes further settings of noise.
 
     Parameters
     ----------
@@ -135,20 +138,20 @@ class Banded:
     def chosen(
         self,
         *,
-        batch_size: int,
+        batch_size: object,
         n_records: int,
         steps: int,
         epsilon: float | None,
         delta: float | None,
-        sampler: object,
         also: tuple[Event, ...],
         relation: Relation,
     ) -> _Strategy:
         """Return sampler and strategy of a run; the arguments are those of `make_plan`."""
-        if sampler is not None and not isinstance(sampler, sampling.FixedOrder | sampling.Stream):
+        if not isinstance(batch_size, int | sampling.FixedOrder | sampling.Stream):
             raise ValueError(
-                "sampler must be None, FixedOrder or Stream with noise=Banded(...): the price of "
-                "correlated noise is proved for records that take turns."
+                "batch_size must be a whole number, FixedOrder or Stream with noise=Banded(...), "
+                f"got {type(batch_size).__name__}: the price of correlated noise is proved for "
+                "records that take turns."
             )
         setting = {"batch_size": batch_size, "n_records": n_records, "steps": steps}
         bands = self.bands
@@ -159,58 +162,90 @@ class Banded:
                     "price. Give the number of bands with noise_multiplier."
                 )
             budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
-            options = {"sampler": sampler, "also": also}
-            bands = choose_bands(**setting, **budget, **options, most=self.most_bands).bands
-        if self.restart is not None and sampler is None:
-            raise ValueError("restart is for a FixedOrder or Stream: give one as sampler.")
+            options = {"also": also, "most": self.most_bands}
+            bands = price_bands("auto", **setting, **budget, **options).bands
+        if self.restart is not None and isinstance(batch_size, int):
+            raise ValueError("restart is for a FixedOrder or Stream: give one as batch_size.")
         bands = min(bands, steps)
         column = tuple(optimal_bands(steps, bands).tolist())
-        return _Strategy(_sampler(sampler, bands, batch_size, n_records), column)
-
-
-def refuse_changes(**given: object) -> None:
-    """Raise `ValueError` for an option that changes the clip norm or the noise during a run."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} must be None with correlated noise or turns of records: their price is "
-                "proved for one clip norm and one noise multiplier in all steps."
-            )
+        return _Strategy(_sampler(batch_size, bands, n_records), column)
 
 
 def _sampler(
-    given: sampling.FixedOrder | sampling.Stream | None, bands: int, batch_size: int, n_records: int
+    batch_size: Lots, bands: int, n_records: int
 ) -> sampling.Poisson | sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream:
     """Return the sampler for a number of bands: the given one, or one with lots of `batch_size`."""
-    if given is not None:
-        return given
+    if not isinstance(batch_size, int):
+        return batch_size
     if bands == 1:
         return sampling.Poisson(batch_size / n_records)
     return sampling.CyclicPoisson(min(1.0, bands * batch_size / n_records), bands)
 
 
 def price_bands(
-    bands: int,
+    bands: int | Literal["auto"],
     *,
-    batch_size: int,
+    batch_size: Lots,
     n_records: int,
     steps: int,
     epsilon: float,
     delta: float,
-    sampler: sampling.FixedOrder | sampling.Stream | None = None,
+    most: int = 256,
     also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
     is_kept: bool = False,
 ) -> Bands:
     """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`.
 
-    Lots are drawn by `sampling.CyclicPoisson`, unless a `sampler` is given. `also` are events of
-    other releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for which
-    steps are reserved.
+    "auto" takes the number, at most `most`, with the least noise of running sums. Lots are drawn by
+    `sampling.CyclicPoisson`, unless `batch_size` is a fixed order. `also` are events of other
+    releases that the budget has to cover. With `is_kept`, a checkpoint is kept, for which steps are
+    reserved.
     """
+    price = partial(
+        _price,
+        batch_size=batch_size,
+        n_records=n_records,
+        steps=steps,
+        budget={"epsilon": epsilon, "delta": delta, "relation": relation},
+        also=also,
+        is_kept=is_kept,
+    )
+    if bands != "auto":
+        return price(bands)
+    candidates = _candidates(batch_size, n_records, min(whole(most=most, least=1), steps))
+    return min(map(price, candidates), key=lambda found: found.noise)
+
+
+def _candidates(batch_size: Lots, n_records: int, largest: int) -> list[int]:
+    """Return the numbers of bands to compare: powers of two, at most `largest`.
+
+    Bands that would need more records than there are (bands * batch_size > n_records) are left out.
+    In a fixed order, the number of steps between two turns of a record is tried too.
+    """
+    turns = 1
+    if isinstance(batch_size, int):
+        largest = min(largest, max(1, n_records // batch_size))
+    else:
+        is_order = isinstance(batch_size, sampling.FixedOrder)
+        turns = batch_size.steps if is_order else batch_size.separation
+    return sorted({min(largest, turns), *(2**k for k in range(largest.bit_length()))})
+
+
+def _price(
+    bands: int,
+    *,
+    batch_size: Lots,
+    n_records: int,
+    steps: int,
+    budget: dict[str, Any],  # Any: epsilon, delta and relation
+    also: tuple[Event, ...],
+    is_kept: bool,
+) -> Bands:
+    """Return the least noise of `bands` bands that costs at most `budget`."""
     column = optimal_bands(steps, bands)
-    drawn = _sampler(sampler, bands, batch_size, n_records)
-    piece = bands if sampler is None else steps
+    drawn = _sampler(batch_size, bands, n_records)
+    piece = bands if isinstance(batch_size, int) else steps
     paid = steps + (restart_reserve(steps, piece) if is_kept else 0)
 
     def event(noise_multiplier: float) -> Event:
@@ -220,51 +255,13 @@ def price_bands(
             run = drawn.event(noise_multiplier, paid, tuple(column.tolist()))
         return EventSequence((*also, run)) if also else run
 
-    multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
-    # Sums are divided by the expected lot, which is n / b where b lots of the batch size need more
-    # records than there are.
-    lot = batch_size if sampler is not None else min(batch_size, n_records / bands)
-    return Bands(bands, multiplier, multiplier * running_error(column, steps) * batch_size / lot)
-
-
-def choose_bands(
-    *,
-    batch_size: int,
-    n_records: int,
-    steps: int,
-    epsilon: float,
-    delta: float,
-    most: int = 256,
-    sampler: sampling.FixedOrder | sampling.Stream | None = None,
-    also: tuple[Event, ...] = (),
-    relation: Relation = Relation.ADD_REMOVE,
-    is_kept: bool = False,
-) -> Bands:
-    """Return the power of two of bands with the least noise of running sums, at most `most`.
-
-    Bands that would need more records than there are (bands * batch_size > n_records) are left out.
-    In a fixed order, the number of steps between two turns of a record is tried too.
-    """
-    largest = min(whole(most=most, least=1), steps)
-    if sampler is None:
-        largest = min(largest, max(1, n_records // batch_size))
-    candidates = {2**k for k in range(largest.bit_length())}
-    if sampler is not None:
-        turns = sampler.steps if isinstance(sampler, sampling.FixedOrder) else sampler.separation
-        candidates.add(min(largest, turns))
-    price = partial(
-        price_bands,
-        batch_size=batch_size,
-        n_records=n_records,
-        steps=steps,
-        epsilon=epsilon,
-        delta=delta,
-        sampler=sampler,
-        also=also,
-        relation=relation,
-        is_kept=is_kept,
-    )
-    return min(map(price, sorted(candidates)), key=lambda found: found.noise)
+    multiplier = calibrate(event, **budget)
+    noise = multiplier * running_error(column, steps)
+    if isinstance(batch_size, int):
+        # Sums are divided by the expected lot, which is n / b where b lots of the batch size need
+        # more records than there are.
+        noise *= batch_size / min(batch_size, n_records / bands)
+    return Bands(bands, multiplier, noise)
 
 
 class MixedSum:

@@ -1,7 +1,7 @@
 """Callbacks: what a run has released, after each step, for progress bars and experiment trackers.
 
 A callback is any function of one `ReleasedStep`. That record is frozen and holds numbers that are
-public: the plan, what it costs, and the training loss if the run pays for it (`noisy_loss`). Lots,
+public: the plan, what it costs, and the training loss if the run pays for it (`NoisyLoss`). Lots,
 losses and gradients of examples, norms and drawn sizes are in none of its fields.
 
 `TensorBoard`, `MLflow`, `WandB` and `RichProgress` are callbacks that pass the numbers on to the
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any
 
 from tacit._check import whole
 
@@ -71,12 +71,8 @@ class ReleasedStep:
         return found | {f"clip_norm_{i}": norm for i, norm in enumerate(self.clip_norms)}
 
 
-class Callback(Protocol):
-    """A function that is called with a `ReleasedStep` after each step."""
-
-    def __call__(self, released: ReleasedStep, /) -> None:
-        """Use what was released."""
-        ...
+Callback = Callable[[ReleasedStep], None]
+"""A function that is called with a `ReleasedStep` after each step."""
 
 
 class _Tracker:
@@ -155,7 +151,8 @@ class RichProgress:
     """Shows the run on a `rich.progress.Progress`: epoch, epsilon so far, and the paid loss.
 
     with rich.progress.Progress() as progress:
-        private = tacit.make_private(..., callbacks=[RichProgress(progress)])
+        reports = Reports(callbacks=[RichProgress(progress)])
+        private = tacit.make_private(..., reports=reports)
     """
 
     def __init__(self, progress: Any) -> None:  # Any: a rich.progress.Progress

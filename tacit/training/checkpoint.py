@@ -11,7 +11,7 @@ A checkpoint is as private as the records: it holds weights that no one may have
 from typing import TYPE_CHECKING, Any
 
 from tacit._check import one_of
-from tacit.training.checkpoint_file import CHOICES, CheckpointWriter, LostSteps, State
+from tacit.training.checkpoint_file import CHOICES, CheckpointWriter, State
 from tacit.training.distributed import is_sharded
 from tacit.training.key import Key
 
@@ -34,7 +34,7 @@ def saved_state(run: "Private") -> State:
     }
 
 
-def load_saved_state(run: "Private", state: State, lost_steps: LostSteps | None) -> None:
+def load_saved_state(run: "Private", state: State, lost_steps: str | None) -> None:
     """Continue a run from `saved_state`, with a key of its own: no noise is used twice."""
     given = "reserve" if run._checkpoint is None else run._checkpoint.lost_steps
     chosen = lost_steps or given

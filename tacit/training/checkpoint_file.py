@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from tacit._check import one_of, whole
 from tacit._whole_file import remove_partial, whole_file
 
 State = dict[str, Any]  # Any: tensors, numbers, texts, and containers of these
-LostSteps = Literal["reserve", "pay", "skip"]
-CHOICES: tuple[LostSteps, ...] = ("reserve", "pay", "skip")
+CHOICES = ("reserve", "pay", "skip")  # of what to do with lost steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Checkpoint:
     path: str | os.PathLike[str] | None = None
     also: Mapping[str, Any] = field(default_factory=dict)
     every: int | None = None
-    lost_steps: LostSteps = "reserve"
+    lost_steps: str = "reserve"
 
     def __post_init__(self) -> None:
         if self.every is not None:

@@ -283,6 +283,19 @@ class ClippedSum:
         return f"ClippedSum({len(self.sums)} parameters, private)"
 
 
+def rule_of(clip_norm: Any) -> Clip:  # Any: what `make_private` takes
+    """Return the clip rule of the first step: `Flat` for a number, the `start` of what changes."""
+    start = getattr(clip_norm, "start", clip_norm)
+    if isinstance(start, int | float):
+        return Flat(start)
+    if not hasattr(start, "noise_scales"):
+        raise TypeError(
+            "clip_norm must be a number, a clip rule of tacit.training such as PerLayer, or "
+            f"AdaptiveClip or ScheduledClip of one of these, got {type(start).__name__}."
+        )
+    return start
+
+
 def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
     """Return a clip rule like `clip`, with the clip norm of each group times its factor.
 
@@ -351,9 +364,9 @@ def call_each(
     """
     options = {} if alpha is None else {"alpha": alpha}
     if targets and targets[0].is_cuda:
-        from tacit.training import gpu
+        from tacit.training.gpu.available import foreach
 
-        together = gpu.foreach(method)
+        together = foreach(method)
         if together is not None:
             together(targets, *arguments, **options)
             return

@@ -85,10 +85,6 @@ class StepReports:
     def __init__(
         self, plan: TrainingPlan, callbacks: Sequence[Callback], *, delta: float | None
     ) -> None:
-        if callable(callbacks) or not all(map(callable, callbacks)):
-            raise TypeError(
-                "callbacks must be a list of functions of one tacit.training.ReleasedStep."
-            )
         self.plan = plan
         self.callbacks = tuple(callbacks)
         self.delta = delta
@@ -115,9 +111,8 @@ class StepReports:
         """Call the callbacks with what the run has released up to and including `step`."""
         if not self.callbacks:
             return
-        is_end = epoch_bounds(self.plan, step)[1] == step + 1
-        has_price = is_end and self.delta is not None
-        epsilon = run.epsilon_at(step + 1, delta=self.delta) if has_price else None
+        is_end, delta = epoch_bounds(self.plan, step)[1] == step + 1, self.delta
+        epsilon = run.epsilon_at(step + 1, delta=delta) if is_end and delta is not None else None
         released = self.released(step, run._clip().clip_norms, epsilon)
         for callback in self.callbacks:
             callback(released)

@@ -44,7 +44,7 @@ from tacit.training.tree import (
 from tacit.training.users import in_segments
 
 if TYPE_CHECKING:
-    from tacit.training.gpu import CompiledSum
+    from tacit.training.gpu.compiled import CompiledSum
     from tacit.training.gpu.graph_replay import ReplayedStep
     from tacit.training.lots import Lot, PendingMicrobatch
     from tacit.training.program.start import Started
@@ -198,10 +198,10 @@ class LotSum:
         # Also if that fails, as it will again.
         self.compiles = bool(compile) and is_fixed
         if self.compiles and programs is not None:
-            from tacit.training import gpu
+            from tacit.training.gpu import compiled
 
             options = {"augmentations": views, "bounded": bounded}
-            self._compiled = gpu.CompiledSum(model, loss_fn, clip, programs, **options)
+            self._compiled = compiled.CompiledSum(model, loss_fn, clip, programs, **options)
 
     def __call__(
         self,
@@ -274,9 +274,9 @@ class LotSum:
 
     def _gives_up(self, error: Exception) -> bool:
         """Run uncompiled from now on, after a warning, if `error` says that compiling failed."""
-        from tacit.training import gpu
+        from tacit.training.gpu.compiled import NotCompiled
 
-        if not isinstance(error, gpu.NotCompiled):
+        if not isinstance(error, NotCompiled):
             return False
         if not self._may_fail and error.__cause__ is not None:
             raise error.__cause__

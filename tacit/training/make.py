@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -13,16 +14,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
 from tacit import sampling
+from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.batch_norm import check_layers, norm_layers, refuse_sparse
-from tacit.training.callbacks import Callback
 from tacit.training.checkpoint import open_checkpoint
 from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, ClippedSum, Flat
+from tacit.training.clip import Clip, ClippedSum, rule_of
 from tacit.training.distributed import Ranks, checksum, unwrapped
 from tacit.training.ema import TailMean
 from tacit.training.epochs import StepReports
@@ -36,18 +37,17 @@ from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,
     starting_limit,
-    usual_lot,
     zero_step,
 )
 from tacit.training.noise import NoisyMean
-from tacit.training.noisy_loss import NoisyLoss
+from tacit.training.options import Noise, Reports, Speed
 from tacit.training.padding import Padding, choose_padding
-from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
+from tacit.training.plan import Sampler, TrainingPlan, expected_lot, make_plan
 from tacit.training.private import Private
 from tacit.training.program.pad_to import PadTo
 from tacit.training.program.start import Started, start
 from tacit.training.records import Records
-from tacit.training.speed import Speed
+from tacit.training.schedules import ScheduledClip
 from tacit.training.tree import Batch, LossFn, n_rows
 from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
@@ -62,32 +62,23 @@ def make_private(
     dataset: Any,  # Any: a Dataset, a DataFrame, a tensor, or a tuple of tensors or arrays
     loss_fn: LossFn,
     *,
-    batch_size: int,
-    clip_norm: float | Clip,
+    batch_size: int | Sampler,
+    clip_norm: float | Clip | AdaptiveClip | ScheduledClip,
     epochs: float | None = None,
     steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     noise_multiplier: float | None = None,
-    clip_schedule: Schedule | None = None,
-    noise_schedule: Schedule | None = None,
-    adaptive: AdaptiveClip | None = None,
     n_records: int | None = None,
     users: Any = None,  # Any: `Users`, a sequence of ids of any library, or the name of a column
-    sampler: Sampler | None = None,
-    noise: Banded | None = None,
-    noisy_loss: NoisyLoss | None = None,
-    callbacks: Sequence[Callback] = (),
+    noise: Noise | Banded | None = None,
+    reports: Reports | None = None,
     ledger: Ledger | None = None,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     also: Event | Sequence[Event] = (),
     seed: int | None = None,
-    secure: bool = False,
     collate_fn: Callable[[list[Any]], Batch] | None = None,
     augment: Callable[[Batch], Batch] | Views | None = None,
-    arithmetic: Literal["fast", "bounded"] = "fast",
-    check: bool = True,
-    debug: bool = False,
     speed: Speed | None = None,
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
@@ -100,47 +91,37 @@ def make_private(
     ----------
     dataset
         Map-style `Dataset`, tensor, tuple of tensors or numpy arrays, or DataFrame (a batch then
-        maps column names to tensors). Never a DataLoader: lots are drawn by `sampler`, each record
-        with probability batch_size / n_records.
+        maps column names to tensors). Never a DataLoader: lots are drawn here.
     loss_fn
         `loss_fn(model, batch)` gives one loss per example. It is traced on synthetic values as the
         program of one example, which is mapped over each lot, so examples cannot meet
         (docs/one-example.md). One that cannot be traced runs on one record at a time.
     batch_size
-        Expected size of a lot, and the divisor of its sum. Lots differ in size; some are empty.
+        Expected size of a lot, into which each record comes with probability batch_size /
+        n_records; or a sampler of `tacit.sampling`, which has an expected size of its own. That
+        size divides the sum of a lot. Lots differ in size; some are empty.
+    clip_norm
+        Bound on the norm of one example's gradient; or a clip rule: `Flat`, `PerLayer`, `PerGroup`,
+        `Automatic`; or how it changes: `AdaptiveClip`, `ScheduledClip`.
     epochs, steps
         Length of the run: one of them. `epochs` passes are ceil(epochs * n_records / batch_size)
         steps.
-    clip_norm
-        Bound on the norm of one example's gradient, or a rule of `tacit.training`: `Flat`,
-        `PerLayer`, `PerGroup`, `Automatic`.
     epsilon, delta, noise_multiplier
         The budget, from which the noise follows, or the noise. `noise_multiplier=0` is for
         debugging: its event is `NonPrivate`.
-    clip_schedule, noise_schedule
-        Factors by step: `Stairs`, `Linear` or `Geometric` of `tacit.training`, or a function of
-        (step, steps). With epsilon, the noise is scaled so that the whole schedule costs that much.
-    adaptive
-        `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
     n_records
         Declared size of the data set; default its length, which is then assumed to be public.
     users
         Whose record each one is, if the unit of privacy is a user and not a record: ids, the name
-        of a column, or `tacit.training.Users(...)`. Lots are then samples of users, and what one
-        user adds to a step is clipped once, however many records the user has; `batch_size`,
-        `epochs` and `n_records` count users. See docs/users.md.
-    sampler
-        None for Poisson; or one of `tacit.sampling`.
+        of a column, or `Users(...)`. Lots are then samples of users, and what one user adds to a
+        step is clipped once, however many records the user has; `batch_size`, `epochs` and
+        `n_records` count users. See docs/users.md.
     noise
-        None for independent noise; `Banded()` for noise that partly cancels over time, which pays
-        with few epochs and many steps. See docs/correlated-noise.md.
-    noisy_loss
-        `NoisyLoss(upper=...)`: release the mean training loss of each step too, with noise. It is
-        paid by more noise on the gradient, so no price changes. See docs/callbacks.md.
-    callbacks
-        Functions that are called after each step with a `ReleasedStep`, the record of what the run
-        has released so far; on rank 0 alone. `TensorBoard`, `MLflow`, `WandB` and `RichProgress` of
-        `tacit.training` are such functions.
+        How noise is made: `Noise(...)` for schedules, a cryptographic generator, and sums whose
+        rounding is bounded; `Banded(...)` for noise that partly cancels over time, which pays with
+        few epochs and many steps (docs/correlated-noise.md).
+    reports
+        `Reports(...)`: a noisy training loss, callbacks, and how much errors show.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.
     checkpoint
@@ -153,26 +134,13 @@ def make_private(
         `also` are paid by whoever releases them; `make_private` does not spend them.
     seed
         For tests: makes lots and noise reproducible, so anyone who knows it can remove the noise.
-    secure
-        Insist on a cryptographic generator of noise. On a CPU the default is cryptographic too, if
-        the package `cryptography` is installed; `private.generator` names the generator in use.
     augment
         Changes a whole batch row by row. `Views(8, augment)` averages the gradients of eight views
         of each example before clipping.
-    arithmetic
-        "bounded": sums over examples are computed such that one example moves them by at most
-        clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
-        1 + eta. "fast": sums are as fast as they can be, and their rounding need not be bounded.
-        `private.arithmetic` says what is proved. See docs/arithmetic.md.
-    check
-        Whether to compare the program with `loss_fn` on synthetic records before anything is paid
-        (`tacit.training.program.comparison`): one that combines examples is refused.
-    debug
-        Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
-        text may quote private records. By default a `ProgramError` names the kind of error and the
-        line of code, and withholds the text.
     speed
-        `Speed(...)` of `tacit.training`: the options that change the speed only.
+        `Speed(...)`: the options that change the speed and not the guarantee.
+
+    `Noise`, `Reports`, `Speed` and all other settings that are named here are in `tacit.training`.
 
     Examples
     --------
@@ -196,41 +164,40 @@ def make_private(
             "loss_fn must be a function of (model, batch) that gives one loss for each example, "
             f"got {type(loss_fn).__name__}. Loops that call private.backward() need it too."
         )
-    speed = speed or Speed()
+    speed, reports, noise = speed or Speed(), reports or Reports(), Noise.of(noise)
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    guard, unit, kept = ErrorGuard(debug), unit_of(users), _kept(checkpoint)
+    guard, unit, kept = ErrorGuard(reports.errors_in_full), unit_of(users), _kept(checkpoint)
     ledger = unit.ledger(ledger)
-    records = _records(dataset, unit, collate_fn, parameters, guard, speed, model)
+    records = _records(dataset, unit, collate_fn, parameters, guard, model)
     several = augment if isinstance(augment, Views) else Views(1, augment)
     views, transform = several.count, several.transform
     loss_fn, transform = unit.program(records, loss_fn, transform, views)
-    clip = _clip_rule(clip_norm, parameters)
-    of_lot = {"views": views, "augment": transform, "noisy_loss": noisy_loss}
-    of_start = {"bounded": arithmetic == "bounded", "check": check, "usual": batch_size}
+    n_records = len(records) if n_records is None else n_records
+    clip, noise = rule_of(clip_norm), _limited(noise, parameters)
+    clip.groups(list(parameters))  # raises if the rule does not fit the model
+    of_lot = {"views": views, "augment": transform, "noisy_loss": reports.noisy_loss}
+    usual = math.ceil(expected_lot(batch_size, n_records))
+    of_start = {"bounded": noise.arithmetic == "bounded", "usual": usual}
     started = _started(model, loss_fn, records, clip, speed, ranks, of_lot, of_start)
     plan = make_plan(
-        clip,
+        clip_norm,
         batch_size=batch_size,
-        n_records=len(records) if n_records is None else n_records,
+        n_records=n_records,
         epochs=epochs,
         steps=steps,
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=noise_multiplier,
-        clip_schedule=clip_schedule,
-        noise_schedule=noise_schedule,
-        adaptive=adaptive,
-        sampler=sampler,
         also=also,
         relation=ledger.relation,
-        noise=_limited(noise, parameters),
+        noise=noise,
         records_per_user=unit.records_per_user,
-        noisy_loss=noisy_loss,
+        noisy_loss=reports.noisy_loss,
         checkpoint=kept,
     )
     _require_same_start(ranks, model, plan, records)
-    rounding = _arithmetic(arithmetic, plan, ranks, is_formed=started.programs is None)
+    rounding = _arithmetic(noise.arithmetic, plan, ranks, is_formed=started.programs is None)
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, records)
     needed = started.bytes_of_example
     most = _most_rows(speed, needed, plan, ranks)
@@ -239,6 +206,7 @@ def make_private(
     how = {"compile": speed.compile, "reason": reason, "bounded": rounding.mode == "bounded"}
     lot_sum = LotSum(model, loss_fn, clip, started=started, **how, **of_lot)
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    is_reported = reports.noisy_loss is not None or bool(reports.callbacks)
     run = Private(
         model,
         optimizer,
@@ -248,14 +216,14 @@ def make_private(
         lot_sum=lot_sum,
         isolation=started.statement,
         guard=guard,
-        noise=_noise(plan, noise, key, secure),
+        noise=_noise(plan, key, secure=noise.secure),
         ledger=ledger,
         ranks=ranks,
         arithmetic=rounding,
         is_reproducible=seed is not None,
         checkpoint=kept,
-        mean=_mean(model, plan, noise),
-        reports=StepReports(plan, callbacks, delta=delta) if noisy_loss or callbacks else None,
+        mean=_mean(model, plan, noise.correlated),
+        reports=StepReports(plan, reports.callbacks, delta=delta) if is_reported else None,
     )
     return _claimed(run, parameters, optimizer)
 
@@ -272,33 +240,20 @@ def _kept(checkpoint: object) -> Checkpoint | None:
     )
 
 
-def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
-    """Return the clip rule; raise if it does not fit the model."""
-    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
-    clip.groups(list(parameters))
-    return clip
+def _limited(noise: Noise, parameters: dict[str, nn.Parameter]) -> Noise:
+    """Return the settings of noise, with bands limited to what their memory allows."""
+    if noise.correlated is None:
+        return noise
+    n = sum(p.numel() for p in parameters.values())
+    return replace(noise, correlated=noise.correlated.limited_by_memory(n))
 
 
-def _limited(noise: object, parameters: dict[str, nn.Parameter]) -> Banded | None:
-    """Return the settings of correlated noise, limited to what its memory allows, or None."""
-    if noise is None:
-        return None
-    if not isinstance(noise, Banded):
-        raise TypeError(f"noise must be tacit.training.Banded(...) or None, got {noise!r:.80}.")
-    return noise.limited_by_memory(sum(p.numel() for p in parameters.values()))
-
-
-def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) -> NoisyMean:
+def _noise(plan: TrainingPlan, key: Key, *, secure: bool) -> NoisyMean:
     """Return the noise of a run: independent, or correlated over time."""
-    if banded is None or len(plan.column) == 1:
-        return NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
-    return BandedNoise(
-        key,
-        expected_batch=plan.expected_batch,
-        column=plan.column,
-        restart=plan.restart,
-        secure=secure,
-    )
+    options = {"expected_batch": plan.expected_batch, "secure": secure}
+    if len(plan.column) == 1:
+        return NoisyMean(key, **options)
+    return BandedNoise(key, column=plan.column, restart=plan.restart, **options)
 
 
 def _mean(model: nn.Module, plan: TrainingPlan, banded: Banded | None) -> TailMean | None:
@@ -325,12 +280,11 @@ def _records(
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
-    speed: Speed,
     model: nn.Module,
 ) -> Records:
     """Return access to the records or users, on the model's device and in its precision."""
     if isinstance(collate_fn, PadTo):
-        collate_fn.require_fitting(stacks=unit.users is not None or speed.static_shapes)
+        collate_fn.require_fitting(stacks=unit.users is not None)
     dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
@@ -353,10 +307,12 @@ def _started(
     of_start: dict[str, Any],  # Any: options of `start`, for all ranks
 ) -> Started:
     """Return the program of one example, traced and compared."""
-    options = of_start | {"views": of_lot["views"]}
+    options = of_start | {"views": of_lot["views"], "check": speed.check}
     usual = -(-of_start["usual"] // ranks.size)
     options["usual"] = min(speed.max_microbatch or usual, usual)
-    return ranks.on_all(lambda: start(model, loss_fn, records, of_lot["augment"], clip, **options))
+    with told_if_slow("comparing the program with loss_fn on synthetic records"):
+        begin = partial(start, model, loss_fn, records, of_lot["augment"], clip, **options)
+        return ranks.on_all(begin)
 
 
 def _arithmetic(
@@ -367,8 +323,6 @@ def _arithmetic(
     is_formed: bool,
 ) -> Arithmetic:
     """Return how a run's sums are computed, and what is proved about their rounding."""
-    if wanted not in ("fast", "bounded"):
-        raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
     largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
@@ -487,10 +441,6 @@ def _most_rows(speed: Speed, bytes_per_example: int, plan: TrainingPlan, ranks: 
         return speed.max_microbatch
     if _has_one_size(plan):
         return math.ceil(expected_batch)
-    if speed.static_shapes and not speed.compile:
-        # Padding to one shape costs as much as records do: two deviations balance it against a
-        # second microbatch.
-        return usual_lot(expected_batch, deviations=2.0)
     return largest_microbatch(expected_batch, bytes_per_example)
 
 
@@ -529,10 +479,8 @@ def _has_one_size(plan: TrainingPlan) -> bool:
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
     """Return the sizes to which microbatches are padded; None if they are not."""
-    if not speed.is_padded:
-        return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit)
+        return None
     rate = min(1.0, plan.expected_batch / plan.n_records)
     is_fixed = _has_one_size(plan)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size

@@ -43,18 +43,13 @@ def largest_microbatch(expected: float, bytes_per_example: int) -> int:
     A lot that takes little memory is hardly ever cut. Others are cut above 1.25 standard
     deviations, once in ten steps: the memory of a run is that of its largest microbatch.
     """
-    most = usual_lot(expected, deviations=6.0)
-    if not takes_memory(most, bytes_per_example):
+    most = _usual_lot(expected, deviations=6.0)
+    if most * bytes_per_example * _COPIES <= _SMALL:
         return most
-    return usual_lot(expected, deviations=1.25)
+    return _usual_lot(expected, deviations=1.25)
 
 
-def takes_memory(rows: int, bytes_per_example: int) -> bool:
-    """Return whether a step on so many rows needs much memory."""
-    return rows * bytes_per_example * _COPIES > _SMALL
-
-
-def usual_lot(expected: float, *, deviations: float) -> int:
+def _usual_lot(expected: float, *, deviations: float) -> int:
     """Return a lot size that is rarely exceeded, rounded up to a multiple of 4.
 
     It is `deviations` standard deviations of a Poisson draw above `expected`. It only sets memory

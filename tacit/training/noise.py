@@ -23,8 +23,8 @@ from tacit.training.grid_noise import (
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
-    from tacit.training.gpu import RecordedUpdate
     from tacit.training.gpu.noise import Blocks
+    from tacit.training.gpu.recorded_update import RecordedUpdate
 
 _PLACES = 4  # number of buffer addresses whose launch parameters are cached (LRU)
 _GPU_REACH = 13.2  # standard deviations that the noise of the GPU kernel can reach
@@ -78,10 +78,10 @@ class NoisyMean:
     def generator(self, device: torch.device) -> str:
         """Return the name of the random generator for sums on `device`, and what it is worth."""
         if device.type == "cuda":
-            from tacit.training import gpu
+            from tacit.training.gpu.available import chacha_rounds, has_triton
 
-            if gpu.has_triton():
-                return f"cryptographic: ChaCha{gpu.chacha_rounds(is_full=self._secure)}"
+            if has_triton():
+                return f"cryptographic: ChaCha{chacha_rounds(is_full=self._secure)}"
         return self._key.noise("noise", 0, is_cryptographic=self._secure).name
 
     def release(
@@ -123,14 +123,14 @@ class NoisyMean:
             return None
         if _REACH + 1 / noise_multiplier > _GPU_REACH:
             return None
-        from tacit.training import gpu
+        from tacit.training.gpu.available import chacha_rounds, noise_blocks
 
         grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         key = (*grids, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
-            rounds = gpu.chacha_rounds(is_full=self._secure)
+            rounds = chacha_rounds(is_full=self._secure)
             options = self._block_options(sums, grids)
-            self._blocks[key] = gpu.noise_blocks(sums, grids, self._factor, rounds, **options)
+            self._blocks[key] = noise_blocks(sums, grids, self._factor, rounds, **options)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
@@ -319,6 +319,6 @@ def replayed_update(
     """
     if not parameters[0].is_cuda:
         return None
-    from tacit.training import gpu
+    from tacit.training.gpu.recorded_update import RecordedUpdate
 
-    return gpu.RecordedUpdate(noise, parameters, optimizer, is_alone=is_alone)
+    return RecordedUpdate(noise, parameters, optimizer, is_alone=is_alone)

@@ -35,7 +35,7 @@ _ROUNDING = 1 + 1e-12  # covers the rounding of the factors below
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyLoss:
-    """Asks `make_private` to release the mean training loss of every step, with noise.
+    """Asks a run to release the mean training loss of every step: `Reports(noisy_loss=...)`.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
-from tacit.training.checkpoint_file import CheckpointWriter, LostSteps, State
+from tacit.training.checkpoint_file import CheckpointWriter, State
 from tacit.training.plan import TrainingPlan
 
 _PLAN, _LOST = "DP-SGD run", "lost steps of run"  # notes in the ledger, before the run's name
@@ -144,7 +144,7 @@ class Payments:
         self.begin = self._paid = self.plan.begin_of(step)
 
     def resume(
-        self, state: State, lost_steps: LostSteps, *, taken: int, end: int, is_seeded: bool
+        self, state: State, lost_steps: str, *, taken: int, end: int, is_seeded: bool
     ) -> tuple[int, dict[str, Event], str]:
         """Find out which steps are lost, say so, and pay for them as far as `lost_steps` says.
 
@@ -183,9 +183,7 @@ class Payments:
         end = self._end_after(lost, left, lost_steps, taken=taken, end=end)
         return end, self.repaid, self._attempt(end) if is_seeded else ""
 
-    def _end_after(
-        self, lost: int, left: int, lost_steps: LostSteps, *, taken: int, end: int
-    ) -> int:
+    def _end_after(self, lost: int, left: int, lost_steps: str, *, taken: int, end: int) -> int:
         """Return the last step of a run that has `left` paid steps and has lost `lost` others."""
         told, missing = _told(taken, lost), end - self.begin - left
         if missing <= 0:

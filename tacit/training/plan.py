@@ -1,13 +1,5 @@
-"""The plan of a run: what it will release, fixed and priced before its first step.
+"""The plan of a run: what it will release, fixed and priced before its first step."""
 
-A schedule maps (step, steps) to a positive factor on the clip norm or on the noise multiplier. It
-is evaluated for every step when the plan is made, so it can depend on nothing private and the whole
-plan is priced before anything is spent. A clip schedule costs nothing: noise follows the clip norm,
-so the multiplier stays. A noise schedule is priced step by step; steps of equal noise are priced
-together, which is why the schedules here change in a few levels rather than at every step.
-"""
-
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,77 +18,23 @@ from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import restart_reserve
 from tacit.training.adaptive_clipping import AdaptiveClip
-from tacit.training.banded_noise import Banded, refuse_changes
 from tacit.training.checkpoint_file import Checkpoint
-from tacit.training.clip import Clip, scaled
+from tacit.training.clip import Clip, rule_of, scaled
 from tacit.training.key import Key
 from tacit.training.noisy_loss import NoisyLoss, correlation_of
+from tacit.training.options import Noise
+from tacit.training.schedules import ScheduledClip, factors
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
 RunSampler = sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream
 Sampler = StepSampler | EpochSampler | RunSampler
-Schedule = Callable[[int, int], float]
+_LOTS = (
+    "A sampler of tacit.sampling is possible too. Other orders and weights are refused: their "
+    "price is not known to be sound."
+)
 _SMALL_LOT = 2**14  # records: drawing larger lots takes as long in a row as one by one
 _AHEAD = 16  # lots drawn in a row
-
-
-@dataclass(frozen=True)
-class Stairs:
-    """A schedule that splits the run into equal parts; `values[i]` is the factor in part i.
-
-    >>> [Stairs((1.0, 0.5))(step, 4) for step in range(4)]
-    [1.0, 1.0, 0.5, 0.5]
-    """
-
-    values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("values must hold at least one factor.")
-        object.__setattr__(self, "values", tuple(positive(values=value) for value in self.values))
-
-    def __call__(self, step: int, steps: int) -> float:
-        return self.values[step * len(self.values) // steps]
-
-
-@dataclass(frozen=True)
-class _Ramp:
-    """Base of the schedules from `start` to `end` in `levels` constant parts of equal length."""
-
-    start: float
-    end: float
-    levels: int = 8
-
-    def __post_init__(self) -> None:
-        positive(start=self.start)
-        positive(end=self.end)
-        whole(levels=self.levels, least=2)
-
-    def _share(self, step: int, steps: int) -> float:
-        """Return the position of a step's part in the run, from 0 (first part) to 1 (last)."""
-        return (step * self.levels // steps) / (self.levels - 1)
-
-
-@dataclass(frozen=True)
-class Linear(_Ramp):
-    """A schedule from `start` to `end` in `levels` parts, with equal differences between them."""
-
-    def __call__(self, step: int, steps: int) -> float:
-        return self.start + (self.end - self.start) * self._share(step, steps)
-
-
-@dataclass(frozen=True)
-class Geometric(_Ramp):
-    """A schedule from `start` to `end` in `levels` parts of equal ratio (Du et al. 2021).
-
-    >>> [round(Geometric(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
-    [1.0, 0.5, 0.25]
-    """
-
-    def __call__(self, step: int, steps: int) -> float:
-        ratio = math.log(self.end / self.start)
-        return self.start * math.exp(ratio * self._share(step, steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +140,7 @@ class TrainingPlan:
         if isinstance(self.sampler, EpochSampler):
             if len(counts) > 1:
                 raise ValueError(
-                    "noise_schedule must be constant with a sampler that is priced by the epoch."
+                    "noise must have no schedule with a sampler that is priced by the epoch."
                 )
             epochs = -(-len(noise_multipliers) // self.sampler.steps)
             return Repeated(self.step_event(noise_multipliers[0]), epochs)
@@ -304,77 +242,76 @@ def _drawn_ahead(
 
 
 def make_plan(
-    clip: Clip,
+    clip_norm: float | Clip | AdaptiveClip | ScheduledClip,
     *,
-    batch_size: int,
+    batch_size: int | Sampler,
     n_records: int,
     epochs: float | None,
     steps: int | None,
     epsilon: float | None,
     delta: float | None,
     noise_multiplier: float | None,
-    clip_schedule: Schedule | None,
-    noise_schedule: Schedule | None,
-    adaptive: AdaptiveClip | None,
-    sampler: Sampler | None,
     also: Event | Sequence[Event],
     relation: Relation,
-    noise: Banded | None = None,
+    noise: Noise | None = None,
     records_per_user: int = 1,
     noisy_loss: NoisyLoss | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
-    whole(batch_size=batch_size, least=1)
-    whole(n_records=n_records, least=1)
-    if batch_size > n_records:
-        raise ValueError(
-            f"batch_size must be <= n_records, got {batch_size} and {n_records}: "
-            "a lot cannot be expected to hold more records than there are."
-        )
+    noise = noise or Noise()
     WeakGuarantee.issue(epsilon=epsilon, delta=delta, n_records=n_records)
-    count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
-    column = (1.0,)
-    if noise is not None or isinstance(sampler, RunSampler):
-        refuse_changes(
-            clip_schedule=clip_schedule, noise_schedule=noise_schedule, adaptive=adaptive
-        )
-    if noise is not None:
+    expected = expected_lot(batch_size, n_records)
+    count = count_steps(epochs=epochs, steps=steps, batch_size=expected, n_records=n_records)
+    lots = batch_size if isinstance(batch_size, Sampler) else int(expected)
+    sampler, column, banded = lots, (1.0,), noise.correlated
+    if banded is not None or isinstance(lots, RunSampler):
+        _refuse_changes(clip_norm, noise)
+    if banded is not None:
         budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
-        setting = {"batch_size": batch_size, "n_records": n_records, "steps": count}
-        found = noise.chosen(**setting, **budget, sampler=sampler, also=_other_events(also))
-        sampler, column = found.sampler, found.column
-    sampler, expected = choose_sampler(
-        sampler, batch_size=batch_size, n_records=n_records, steps=count
-    )
+        setting = {"batch_size": lots, "n_records": n_records, "steps": count}
+        sampler, column = banded.chosen(**setting, **budget, also=_other_events(also))
+    sampler = checked_sampler(sampler, n_records=n_records, steps=count)
+    schedule = clip_norm.schedule if isinstance(clip_norm, ScheduledClip) else None
     plan = TrainingPlan(
         sampler=sampler,
         steps=count,
-        expected_batch=expected,
+        expected_batch=expected_lot(sampler, n_records),
         n_records=n_records,
-        clip=clip,
+        clip=rule_of(clip_norm),
         noise_multipliers=(),
-        clip_factors=factors(clip_schedule, count, name="clip_schedule"),
-        adaptive=adaptive,
+        clip_factors=factors(schedule, count),
+        adaptive=clip_norm if isinstance(clip_norm, AdaptiveClip) else None,
         also=_other_events(also),
         column=column,
-        restart=None if noise is None or len(column) == 1 else noise.restart,
+        restart=None if banded is None or len(column) == 1 else banded.restart,
         delta=delta,
         reserve=0
         if checkpoint is None
         else restart_reserve(count, _piece(sampler, count), every=checkpoint.every),
         records_per_user=records_per_user,
-        noisy_loss=_checked_loss(noisy_loss),
+        noisy_loss=noisy_loss,
     )
     multipliers = choose_noise(
         plan,
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=noise_multiplier,
-        noise_factors=factors(noise_schedule, count, name="noise_schedule"),
+        noise_factors=factors(noise.schedule, count),
         relation=relation,
     )
     return replace(plan, noise_multipliers=multipliers)
+
+
+def _refuse_changes(clip_norm: object, noise: Noise) -> None:
+    """Raise `ValueError` for options that change the clip norm or the noise during a run."""
+    if isinstance(clip_norm, AdaptiveClip | ScheduledClip) or noise.schedule is not None:
+        name = "clip_norm" if noise.schedule is None else "noise.schedule"
+        raise ValueError(
+            f"{name} must not change from step to step with correlated noise or turns of records: "
+            "their price is proved for one clip norm and one noise multiplier. Give a number or a "
+            "clip rule, and no schedule."
+        )
 
 
 def _piece(sampler: Sampler, steps: int) -> int:
@@ -386,16 +323,9 @@ def _piece(sampler: Sampler, steps: int) -> int:
     return steps if isinstance(sampler, RunSampler) else 1
 
 
-def _checked_loss(loss: object) -> NoisyLoss | None:
-    if loss is None or isinstance(loss, NoisyLoss):
-        return loss
-    raise TypeError(
-        "noisy_loss must be tacit.training.NoisyLoss(upper=...) or None, got "
-        f"{type(loss).__name__}."
-    )
-
-
-def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_records: int) -> int:
+def count_steps(
+    *, epochs: float | None, steps: int | None, batch_size: float, n_records: int
+) -> int:
     """Return `steps`, or the steps of `epochs` passes over the records, rounded up.
 
     It is computed in whole numbers, never from 1 / rate: int(1 / (1 / n)) is not n for many n.
@@ -407,54 +337,62 @@ def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_r
         raise ValueError("give epochs or steps, one of them.")
     if steps is not None:
         return whole(steps=steps, least=1)
-    # The nearest simple fraction: the float 0.1 is a little more than a tenth.
-    passes = Fraction(positive(epochs=epochs)).limit_denominator(10**6)
-    exact = passes * n_records / batch_size
+    exact = _simple(positive(epochs=epochs)) * n_records / _simple(batch_size)
     return -(-exact.numerator // exact.denominator)
 
 
-def choose_sampler(
-    sampler: object, *, batch_size: int, n_records: int, steps: int
-) -> tuple[Sampler, float]:
-    """Return the sampler, Poisson by default, and the expected lot size that it implies."""
-    if sampler is None or sampler == "poisson":
+def _simple(value: float) -> Fraction:
+    """Return the nearest simple fraction: the float 0.1 is a little more than a tenth."""
+    return Fraction(value).limit_denominator(10**6)
+
+
+def expected_lot(lots: int | Sampler, n_records: int) -> float:
+    """Return the expected size of a lot, which divides the sum of every step. Public.
+
+    `lots` is that size, or the sampler that draws lots among `n_records` records.
+
+    >>> expected_lot(sampling.Poisson(0.1), 30), expected_lot(sampling.RandomAllocation(4), 30)
+    (3.0, 7.5)
+    """
+    whole(n_records=n_records, least=1)
+    if not isinstance(lots, Sampler):
+        found = float(whole(batch_size=lots, least=1, advice=_LOTS))
+    elif isinstance(lots, sampling.FixedSize):
+        found = float(lots.batch_size)
+    elif isinstance(lots, sampling.Stream):
+        found = lots.expected_batch
+    elif isinstance(lots, sampling.CyclicPoisson):
+        found = lots.rate * n_records / lots.groups
+    elif isinstance(lots, sampling.Poisson | sampling.TruncatedPoisson):
+        found = lots.rate * n_records
+    else:
+        found = n_records / lots.steps
+    if not 0 < found <= n_records:
+        raise ValueError(
+            f"batch_size must be <= n_records and above 0, got an expected lot of {found:g} among "
+            f"{n_records} records."
+        )
+    return float(_simple(found)) or found
+
+
+def checked_sampler(lots: int | Sampler, *, n_records: int, steps: int) -> Sampler:
+    """Return the sampler, Poisson for a number; raise if it does not fit the run."""
+    if not isinstance(lots, Sampler):
         # The rate is a declared constant: n_records is the assumed public size.
-        return sampling.Poisson(batch_size / n_records), float(batch_size)
-    if isinstance(sampler, StepSampler):
-        rate = batch_size / n_records
-        declared = {"rate": rate, "n_records": n_records, "batch_size": batch_size}
-        for name, value in declared.items():
-            found = getattr(sampler, name, value)
-            if found != value:
-                raise ValueError(
-                    f"sampler has {name} {found}, but the {name} of the run is {value}. Leave "
-                    "sampler out, or give the matching batch_size and n_records."
-                )
-        return sampler, float(batch_size)
-    if isinstance(sampler, EpochSampler):
-        if steps % sampler.steps:
-            raise ValueError(
-                f"steps must be whole epochs of {sampler.steps} for this sampler, got {steps}."
-            )
-        return sampler, n_records / sampler.steps
-    if isinstance(sampler, sampling.FixedOrder):
-        return sampler, n_records / sampler.steps
-    if isinstance(sampler, sampling.Stream) and steps > len(sampler.order):
+        return sampling.Poisson(lots / n_records)
+    declared = getattr(lots, "n_records", n_records)
+    if isinstance(lots, StepSampler) and declared != n_records:
+        raise ValueError(
+            f"batch_size is a sampler of {declared} records, but n_records is {n_records}. Give "
+            "the sampler the n_records of the run."
+        )
+    if isinstance(lots, EpochSampler) and steps % lots.steps:
+        raise ValueError(
+            f"steps must be whole epochs of {lots.steps} for this sampler, got {steps}."
+        )
+    if isinstance(lots, sampling.Stream) and steps > len(lots.order):
         raise ValueError(f"order must have a lot for each of {steps} steps.")
-    if isinstance(sampler, sampling.CyclicPoisson):
-        rate = min(1.0, sampler.groups * batch_size / n_records)
-        if sampler.rate != rate:
-            raise ValueError(
-                f"sampler has rate {sampler.rate}, but {sampler.groups} groups with the batch_size "
-                f"and n_records of the run need {rate}. Give the matching ones, or noise=Banded()."
-            )
-        return sampler, min(float(batch_size), n_records / sampler.groups)
-    if isinstance(sampler, RunSampler):
-        return sampler, float(batch_size)
-    raise ValueError(
-        f"sampler must be None (Poisson) or a sampler of tacit.sampling, got {sampler!r:.80}. "
-        "Shuffled and weighted orders are refused: their amplified price is not known to be sound."
-    )
+    return lots
 
 
 def choose_noise(
@@ -493,20 +431,6 @@ def choose_noise(
         listed = "; ".join(str(event) for event in plan.also)
         raise ValueError(f"{refusal} The events in also alone are {listed}.") from None
     return tuple(base * factor for factor in noise_factors)
-
-
-def factors(schedule: Schedule | None, steps: int, *, name: str) -> tuple[float, ...]:
-    """Return the factor of every step, checked to be valid; all 1 without a schedule."""
-    if schedule is None:
-        return (1.0,) * steps
-    if not callable(schedule):
-        raise TypeError(
-            f"{name} must be a function of (step, steps), got {type(schedule).__name__}."
-        )
-    found = tuple(schedule(step, steps) for step in range(steps))
-    for factor in set(found):
-        positive(**{name: factor}, advice="A schedule gives positive factors.")
-    return found
 
 
 def _other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:

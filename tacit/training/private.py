@@ -1,12 +1,44 @@
 """DP-SGD around a model that stays the user's own. Abadi et al. 2016, Algorithm 1.
 
-One step: draw a lot, clip each example's gradient, add the clipped gradients, pay, add noise once,
-divide by the declared batch size, and let the user's optimizer move the user's parameters. Nothing
-is attached to either of them: all that leaves the step is `p.grad`.
+`Private.step` and `_pay_and_release` are one step, from top to bottom:
+
+1. *draw*: the sampler whose event is billed draws the records of this step, from the run's key and
+   the step's number alone (`lots`). Loops over `private` get the lots in order, each once.
+2. *map, clip, add* (`lot_sum`): the gradient of each record is that of the program of one example
+   (`program`) on this record alone. It is clipped to norm C_g in each group g of parameters (one
+   group, if the clip norm is a number); a record whose gradient is not finite adds zero. So adding
+   or removing one record moves the sum by at most C_g in each group, and nothing else is assumed of
+   the sum below.
+3. *pay* (`payments`): before its first release, the run reserves its whole plan in the ledger.
+   Each step is ticked off there, durably and in blocks, before anything of it leaves.
+4. *noise, divide*: each group is divided by a scale (`Clip.noise_scales`) such that one record
+   moves the whole vector by at most 1, gets noise of the step's noise multiplier on a grid, and is
+   multiplied by the scale again. With one group the scale is C. The result is divided by the
+   declared batch size, never by the drawn one: `p.grad`.
+5. *update*: the user's optimizer moves the user's parameters by `p.grad`, which is post-processing.
+
+If the process ends
+
+- before 3: nothing left, and no step was ticked off.
+- between 3 and 4: up to one block of steps is ticked off, and nothing of this step left. A process
+  that goes on from the checkpoint has a new key. It takes these steps again with other lots and
+  other noise, and ticks them off again, out of the reserve of the plan (`checkpoint`); without a
+  checkpoint there is no going on, and a new run pays for a plan of its own.
+- after 4: who saw `p.grad` saw a release that is paid. Steps that a new process takes again, after
+  the newest checkpoint, are other releases, and are ticked off too.
+
+If an error is raised before the step is counted, the lot can be used again in this process, and is
+not paid twice. After that (in the optimizer, say) the step is over, whatever moved. The step is
+counted before its noise is drawn, so this process never draws that noise for another sum, and
+Ctrl-C is held back from there to the end of the update.
+
+What leaves the step is `p.grad` and, if asked for, noisy counts (adaptive clipping) and noisy
+losses that are part of the same event. Hooks on the optimizer and the parameters notice what a loop
+does between a release and its update (`LastRelease`); they change nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,10 +46,12 @@ import torch
 from torch import nn
 
 from tacit import accounting
+from tacit._slow import told_if_slow
 from tacit.events import Event
 from tacit.ledger import Entry, Ledger
 from tacit.training import checkpoint as restarts
-from tacit.training.checkpoint_file import Checkpoint, LostSteps, State
+from tacit.training.adam import tell_noise
+from tacit.training.checkpoint_file import Checkpoint, State
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import Ranks
 from tacit.training.epochs import Epoch, StepReports, epochs_of
@@ -119,10 +153,10 @@ class Private:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
 
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
-        release is one step of `training_event`. Interrupted before the release, nothing has changed
-        and the same lot can be used again; an interrupt during the release waits for its end.
-        `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
-        momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
+        release is one step of `training_event`. After an error before the release the same lot can
+        be used again; an interrupt during the release waits for its end. `p.grad` then holds the
+        release, unless the optimizer wrote into it, as torch's Nesterov momentum does on a GPU.
+        Copy it to keep it: the next step may overwrite its memory.
         """
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)
@@ -132,7 +166,9 @@ class Private:
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             defer = update and self._may_defer and self._replayed is not None
-            with self._guard:  # map the program over the lot, clip and add; private
+            is_first = self.steps_taken == self._position.first_step
+            slow = told_if_slow("taking the first step") if is_first else nullcontext()
+            with slow, self._guard:  # map the program over the lot, clip and add; private
                 total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)
             deferred = self._lot_sum.deferred() if defer else None
             self._pay_and_release(total, drawn, clip, update=update, deferred=deferred)
@@ -171,7 +207,10 @@ class Private:
         with Uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
-            self._observe(scales)
+            if self._mean is not None:
+                self._mean.observe(step)
+            noise_std = multiplier * self._noise.deviation(step) / plan.expected_batch
+            tell_noise(self._optimizer, self._parameters.values(), scales, noise_std)
             at.steps_taken += 1  # first: this noise is not drawn again if the rest fails
             how = {"step": step, "noise_multiplier": multiplier}
             if update and self._replayed is not None:
@@ -195,20 +234,6 @@ class Private:
     def _clip(self) -> Clip:
         """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
         return self._plan.clip_at(self.steps_taken, self._position.clip_moves)
-
-    def _observe(self, scales: Sequence[float]) -> None:
-        """Before a step moves them, add the weights to their mean, and state the noise's scale.
-
-        Optimizers that correct for noise, such as `AdamBC`, are given that public number.
-        """
-        if self._mean is not None:
-            self._mean.observe(self.steps_taken)
-        state_noise = getattr(self._optimizer, "state_noise", None)
-        if state_noise is not None:
-            step, plan = self.steps_taken, self._plan
-            factor = plan.noise_at(step) * self._noise.deviation(step) / plan.expected_batch
-            stds = [factor * scale for scale in scales]
-            state_noise(zip(self._parameters.values(), stds, strict=True))
 
     # Loops ----------------------------------------------------------------------------------------
 
@@ -423,7 +448,7 @@ class Private:
         """
         return restarts.saved_state(self)
 
-    def load_state_dict(self, state: State, *, lost_steps: LostSteps | None = None) -> None:
+    def load_state_dict(self, state: State, *, lost_steps: str | None = None) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
         Guarantee: this process has a key of its own, so no noise is used twice, whatever has

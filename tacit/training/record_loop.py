@@ -4,6 +4,8 @@ It serves programs that cannot be traced: packed sequences, control flow that de
 operations that cannot be mapped. Each example is run alone, so examples cannot meet.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.examples import Examples, clip_and_sum
 from tacit.training.noisy_loss import with_loss
+from tacit.training.tree import map_rows
 
 
 def run(examples: Examples, clip: Clip) -> ClippedSum:
@@ -19,6 +22,8 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     total = ClippedSum.zeros(examples.model, clip, dtype=torch.float64)
     for i in range(len(examples)):
         one = examples.part(i, i + 1)
+        # A copy: by `as_strided`, a view of the lot would reach other examples.
+        one = replace(one, batch=map_rows(torch.clone, one.batch))
         with torch.enable_grad():
             loss = one.losses().mean()
             found = gradients_of(loss, list(parameters.values()))

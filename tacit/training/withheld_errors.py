@@ -47,8 +47,8 @@ _STAGES = {
 }
 _OTHERWISE = "the model or loss_fn"
 _WITHHELD = (
-    "The text of the error is withheld because it may quote records; make_private(..., debug=True) "
-    "shows it. Nothing was released."
+    "The text of the error is withheld because it may quote records; make_private(..., "
+    "reports=Reports(errors_in_full=True)) shows it. Nothing was released."
 )
 _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the block, not errors in it
 
@@ -57,11 +57,11 @@ _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the bloc
 class ErrorGuard:
     """Runs the user's program on private records: `with guard:` or `guard(call, *arguments)`.
 
-    With `debug`, errors pass unchanged: their text may quote records. Lines are shown of the files
-    that had been read when this was made: others may have a value in their names.
+    With `in_full`, errors pass unchanged: their text may quote records. Lines are shown of the
+    files that had been read when this was made: others may have a value in their names.
     """
 
-    debug: bool = False
+    in_full: bool = False
     files: frozenset[str] = field(default_factory=lambda: _files_read(), repr=False)
 
     def __call__(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
@@ -79,7 +79,7 @@ class ErrorGuard:
         frames: TracebackType | None,
     ) -> None:
         """Replace an error of the block."""
-        if self.debug or error is None:
+        if self.in_full or error is None:
             return
         shown = _shown(error, self.files)
         shown.__cause__ = None

@@ -28,6 +28,7 @@ from tacit.training import (
     Banded,
     NoisyLoss,
     PerLayer,
+    Reports,
     Speed,
     Users,
     Views,
@@ -59,6 +60,7 @@ def audit_step(seed, **options):
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     how = {name: options.pop(name) for name in ("how", "optimizer", "average") if name in options}
     settings = {"batch_size": 24, "steps": 40, "clip_norm": 0.7, "noise_multiplier": 1.1}
+    settings["speed"] = Speed(check=False)
     setup = TrainingSetup(
         make_private=tacit.make_private,
         model=model,
@@ -72,11 +74,12 @@ def audit_step(seed, **options):
 
 audit_resumed = functools.partial(audit_step, how="resumed")
 audit_backward = functools.partial(audit_step, how="backward")
-audit_adaptive = functools.partial(audit_step, adaptive=AdaptiveClip())
-audit_loss = functools.partial(audit_step, noisy_loss=NoisyLoss(lower=-1.0, upper=4.0))
+audit_adaptive = functools.partial(audit_step, clip_norm=AdaptiveClip(0.7))
+LOSS = Reports(noisy_loss=NoisyLoss(lower=-1.0, upper=4.0))
+audit_loss = functools.partial(audit_step, reports=LOSS)
 audit_average = functools.partial(audit_step, average=functools.partial(EMA, decay=0.9))
 audit_views = functools.partial(audit_step, augment=Views(2, lambda b: (b[0] + 0.1, b[1])))
-audit_microbatches = functools.partial(audit_step, speed=Speed(max_microbatch=8))
+audit_microbatches = functools.partial(audit_step, speed=Speed(max_microbatch=8, check=False))
 audit_layers = functools.partial(audit_step, clip_norm=PerLayer((0.2, 0.6), noise="proportional"))
 
 
@@ -189,7 +192,7 @@ CORRECT: dict[str, Callable[[int], MechanismAudit]] = {
     "resumed": audit_resumed,
     "adaptive": audit_adaptive,
     "loss": audit_loss,
-    "loss and adaptive": functools.partial(audit_loss, adaptive=AdaptiveClip(), how="resumed"),
+    "loss and adaptive": functools.partial(audit_loss, clip_norm=AdaptiveClip(0.7), how="resumed"),
     "loss of users": functools.partial(audit_loss, users=Users(ids=USERS, combine="sum")),
     "average": functools.partial(audit_average, how="resumed"),
     "Adam": functools.partial(audit_average, optimizer=torch.optim.Adam, how="backward"),

@@ -12,7 +12,7 @@ from tacit import sampling
 from tacit.auditing import TrainingSetup, audit_training
 from tacit.auditing.draws import turn_findings
 from tacit.events import BandedGaussian
-from tacit.training import Banded
+from tacit.training import Banded, Speed
 from tacit.training.banded_noise import BandedNoise
 from tacit.training.plan import TrainingPlan
 
@@ -28,6 +28,7 @@ def audit(seed=0, *, how="step", **options):
     torch.manual_seed(seed)
     x = torch.randn(RECORDS, 3)
     settings = {"batch_size": 10, "steps": 40, "clip_norm": 0.7, "noise_multiplier": 1.1}
+    settings["speed"] = Speed(check=False)
     setup = TrainingSetup(
         make_private=tacit.make_private,
         model=nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)),
@@ -54,7 +55,7 @@ def test_a_restart_is_tested_as_a_run_of_its_own():
 def test_chosen_bands_and_fixed_orders_pass():
     """At most one of three audits that raise an alarm with probability 5 %: 0.7 %."""
     chosen = {"noise": Banded(), "epsilon": 8.0, "delta": 1e-3, "noise_multiplier": None}
-    order = {"sampler": sampling.FixedOrder(8)}
+    order = {"batch_size": sampling.FixedOrder(8)}
     runs = [audit(1, **chosen), audit(2, **order), audit(3, **order)]
     assert sum(found.passes for found in runs) >= 2
 
@@ -62,8 +63,8 @@ def test_chosen_bands_and_fixed_orders_pass():
 @pytest.mark.slow
 def test_a_stream_that_is_shorter_than_the_audit_can_be_audited():
     order = [[i % RECORDS for i in range(3 * step, 3 * step + 3)] for step in range(40)]
-    stream = sampling.Stream(order, separation=8, participations=3)
-    assert len(audit(1, sampler=stream).findings) > 10
+    stream = sampling.Stream(order, separation=8, participations=3, expected_batch=10)
+    assert len(audit(1, batch_size=stream).findings) > 10
 
 
 def redrawn_turns(patch):

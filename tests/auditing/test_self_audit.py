@@ -194,8 +194,7 @@ RUNS = {
     "as it is": {},
     "secure noise": {"secure": True},
     "small microbatches": {"max_microbatch": 7},
-    "padded batches": {"static_shapes": True},
-    "noise schedule": {"noise_schedule": training.Linear(1.0, 2.0)},
+    "noise schedule": {"schedule": training.Ramp(1.0, 2.0)},
     "automatic clipping": {"clip_norm": training.Automatic(1.0)},
 }
 
@@ -212,14 +211,14 @@ def test_a_training_run_holds_its_bill(name):
 
 def test_a_run_by_random_allocation_holds_its_bill():
     def attack(inside, rng, loud):
-        return train(inside, rng, loud, sampler=RandomAllocation(4))
+        return train(inside, rng, loud, batch_size=RandomAllocation(4))
 
     assert_sound(attack, n=1500, loud=5.0)
 
 
 def test_adaptive_clipping_holds_its_bill():
     def attack(inside, rng, loud):
-        return train(inside, rng, loud, adaptive=training.AdaptiveClip())
+        return train(inside, rng, loud, clip_norm=training.AdaptiveClip(1.0))
 
     assert_sound(attack, n=1500, loud=5.0)
 

@@ -16,6 +16,7 @@ from tacit.auditing import TrainingSetup, audit_training
 from tacit.sampling import RandomAllocation
 
 SETTINGS = {"batch_size": 20, "steps": 10, "clip_norm": 1.0, "noise_multiplier": 1.0}
+SETTINGS["speed"] = training.Speed(check=False)
 
 
 def squared_error(model, batch):
@@ -66,10 +67,10 @@ def test_dropout_does_not_look_like_a_fault():
         {"how": "backward"},
         {"how": "resumed"},
         {"clip_norm": training.Automatic(1.0)},
-        {"adaptive": training.AdaptiveClip()},
-        {"noise_schedule": training.Linear(1.0, 2.0)},
-        {"arithmetic": "bounded"},
-        {"speed": training.Speed(compile=True)},
+        {"clip_norm": training.AdaptiveClip(1.0)},
+        {"noise": training.Noise(schedule=training.Ramp(1.0, 2.0))},
+        {"noise": training.Noise(arithmetic="bounded")},
+        {"speed": training.Speed(compile=True, check=False)},
         {"augment": training.Views(2, lambda batch: (batch[0] + 0.1, batch[1]))},
     ],
     ids=str,
@@ -80,7 +81,7 @@ def test_correct_settings_have_no_impossible_outcome(options):
 
 @pytest.mark.slow
 def test_other_samplers_are_reported_as_tested_in_part():
-    found = audit(sampler=RandomAllocation(5))
+    found = audit(batch_size=RandomAllocation(5))
     assert not impossible(found)
     assert any("draws" in what for what in found.not_tested)
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.experiments import AUDIT, Recipe, audit, audit_run, demonstrations, run_pate, train
-from tacit.training import NoisyMean
+from tacit.training.noise import NoisyMean
 
 SMALL = """
 [training]

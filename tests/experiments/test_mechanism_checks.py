@@ -37,7 +37,7 @@ def test_the_setup_is_that_of_the_recipe(monkeypatch):
     setup = check(monkeypatch, views=3, loss_upper=2.0, optimizer="adam", average=0.5)
     augment = setup.settings["augment"]
     assert isinstance(augment, Views)
-    assert (augment.count, setup.settings["noisy_loss"]) == (3, NoisyLoss(upper=2.0))
+    assert (augment.count, setup.noisy_loss) == (3, NoisyLoss(upper=2.0))
     assert setup.how == "resumed"
     assert isinstance(setup.optimizer(list(setup.model.parameters())), AdamBC)
     average = setup.average(setup.model)

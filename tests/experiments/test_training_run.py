@@ -25,8 +25,9 @@ from tacit.experiments.training_touches import releases
 from tacit.ledger import Budget, Ledger
 from tacit.report import verify_run, write_page
 from tacit.sampling import Poisson
-from tacit.training import Banded, NoisyMean
+from tacit.training import Banded
 from tacit.training.banded_noise import Bands
+from tacit.training.noise import NoisyMean
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """
@@ -485,11 +486,11 @@ def test_bands_are_chosen_for_all_that_is_paid_and_for_memory(tmp_path, monkeypa
     })  # fmt: skip
     dataset, found = data.load(asked.data, None, takes_persons=True), []
 
-    def note(**options):
+    def note(_, **options):
         found.append(options)
         return Bands(2, 1.0, 1.0)
 
-    monkeypatch.setattr(plan, "choose_bands", note)
+    monkeypatch.setattr(plan, "price_bands", note)
     assert _filled(asked, dataset).training.bands == 2
     paid = [event.epsilon for event in found[0]["also"]]
     shares = asked.data.check_share, asked.data.evaluation_share

@@ -61,7 +61,10 @@ ORDERS: dict[str, Any] = {
     "fixed order": sampling.FixedOrder(4),
     "given order": sampling.FixedOrder(4, places=[(7 * i) % 5 for i in range(1000)]),
     "stream": sampling.Stream(
-        [[(3 * i + step) % 1000 for i in range(50)] for step in range(8)], 3, 2
+        [[(3 * i + step) % 1000 for i in range(50)] for step in range(8)],
+        separation=3,
+        participations=2,
+        expected_batch=50,
     ),
 }
 

@@ -25,19 +25,21 @@ from tacit.training import (
     Automatic,
     Banded,
     Flat,
-    Geometric,
-    Linear,
+    Noise,
     NoisyLoss,
     PerGroup,
     PerLayer,
     Private,
+    Ramp,
+    Reports,
+    ScheduledClip,
     Speed,
     Stairs,
     Users,
     Views,
 )
 
-N, STEPS, BATCH = 60, 3, 12
+N, STEPS, BATCH, CLIP_NORM = 60, 3, 12, 0.4
 WAYS = ("default", "single")
 
 
@@ -46,13 +48,13 @@ def run_of(model, optimizer, data, loss_fn, *, way: str, speed: dict, **options)
 
     The comparison before the run releases nothing and is left out.
     """
-    settings = {"batch_size": BATCH, "clip_norm": 0.4, "seed": 7, "check": False}
+    settings = {"batch_size": BATCH, "clip_norm": CLIP_NORM, "seed": 7}
     if not {"steps", "epochs"} & options.keys():
         settings["steps"] = STEPS
     if not {"epsilon", "noise_multiplier"} & options.keys():
         settings["noise_multiplier"] = 0.8
     loss = one_at_a_time(loss_fn) if way == "single" else loss_fn
-    chosen = Speed(**speed)
+    chosen = Speed(check=False, **speed)
     return tacit.make_private(model, optimizer, data, loss, speed=chosen, **(settings | options))
 
 
@@ -225,6 +227,7 @@ def weights(
     way: str = "default",
     optimizer: Callable[..., torch.optim.Optimizer] = SGD,
     clip: Callable[[nn.Module], Any] | None = None,
+    adaptive: Callable[[Any], AdaptiveClip] | None = None,
     loop: Callable[..., list[Any]] | None = None,
     data: Callable[..., Any] | None = None,
     loss_fn: Callable[..., torch.Tensor] | None = cross_entropy,
@@ -236,6 +239,8 @@ def weights(
     trained = [p for p in net.parameters() if p.requires_grad]
     if clip is not None:
         options["clip_norm"] = clip(net)
+    if adaptive is not None:
+        options["clip_norm"] = adaptive(options.get("clip_norm", CLIP_NORM))
     records = records if data is None else data(*records)
     held = optimizer(net.parameters())
     options = {"way": way, "speed": speed or {}} | options
@@ -280,7 +285,7 @@ def with_means(make, net, optimizer) -> list[Any]:
 
 def with_reports(make, net, optimizer) -> list[Any]:
     found = []
-    private = make(callbacks=[found.append])
+    private = make(reports=Reports(noisy_loss=LOSS, callbacks=[found.append]))
     for lot in private:
         private.step(lot)
     return [[step.loss for step in found], [step.epoch_loss or 0.0 for step in found]]
@@ -336,8 +341,11 @@ CLIPS: dict[str, Callable[[nn.Module], Any]] = {
     "per layer in proportion": lambda net: PerLayer.split(net, 0.4, noise="proportional"),
     "per group": last_apart,
 }
-ADAPTIVE = {"adaptive": AdaptiveClip(count_noise_std=2.0), "adaptive high": AdaptiveClip(
-    quantile=0.8, learning_rate=0.5)}  # fmt: skip
+LOSS = NoisyLoss(upper=4.0, share=0.05)
+ADAPTIVE = {
+    "adaptive": partial(AdaptiveClip, count_noise_std=2.0),
+    "adaptive high": partial(AdaptiveClip, quantile=0.8, learning_rate=0.5),
+}
 
 IDS = [f"person {number}" for number in np.random.default_rng(0).integers(0, 25, N)]
 USERS = {
@@ -355,35 +363,35 @@ def in_order(steps: int) -> sampling.FixedOrder:
 
 STREAM = sampling.Stream(
     [[(3 * i + 5 * step) % N for i in range(10)] for step in range(8)],
-    separation=3, participations=2,
+    separation=3, participations=2, expected_batch=BATCH,
 )  # fmt: skip
 BANDS: dict[str, dict[str, Any]] = {
     "two": {"noise": Banded(bands=2)},
     "four": {"noise": Banded(bands=4), "steps": 8},
     "last weights": {"noise": Banded(bands=3, average=0.0), "steps": 6},
     "average of all": {"noise": Banded(bands=3, average=1.0), "steps": 6},
-    "restart": {"noise": Banded(bands=3, restart=3), "sampler": in_order(3), "steps": 6},
-    "order": {"noise": Banded(bands=4), "sampler": in_order(4), "steps": 8},
-    "stream": {"noise": Banded(bands=3), "sampler": STREAM, "steps": 8},
+    "restart": {"noise": Banded(bands=3, restart=3), "batch_size": in_order(3), "steps": 6},
+    "order": {"noise": Banded(bands=4), "batch_size": in_order(4), "steps": 8},
+    "stream": {"noise": Banded(bands=3), "batch_size": STREAM, "steps": 8},
     "chosen": {"noise": Banded(), "steps": 16, "batch_size": 6, "epsilon": 2.0, "delta": 1e-3},
 }  # fmt: skip
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "clip stairs": {"clip_schedule": Stairs((1.0, 0.5))},
-    "noise stairs": {"noise_schedule": Stairs((1.0, 1.5, 2.0))},
-    "clip linear": {"clip_schedule": Linear(1.0, 0.4)},
-    "noise exponential": {"noise_schedule": Geometric(2.0, 0.5)},
+    "clip stairs": {"clip_norm": ScheduledClip(CLIP_NORM, Stairs((1.0, 0.5)))},
+    "noise stairs": {"noise": Noise(schedule=Stairs((1.0, 1.5, 2.0)))},
+    "clip linear": {"clip_norm": ScheduledClip(CLIP_NORM, Ramp(1.0, 0.4))},
+    "noise exponential": {"noise": Noise(schedule=Ramp(2.0, 0.5, is_geometric=True))},
     "both by functions": {
-        "clip_schedule": lambda step, steps: 1 - 0.5 * step / steps,
-        "noise_schedule": lambda step, steps: 1 + step / steps,
+        "clip_norm": ScheduledClip(CLIP_NORM, lambda step, steps: 1 - 0.5 * step / steps),
+        "noise": Noise(schedule=lambda step, steps: 1 + step / steps),
     },
     "noise for a budget": {
-        "noise_schedule": Stairs((1.0, 2.0)), "epsilon": 3.0, "delta": 1e-3,
+        "noise": Noise(schedule=Stairs((1.0, 2.0))), "epsilon": 3.0, "delta": 1e-3,
     },
     "budget": {"epsilon": 3.0, "delta": 1e-3},
     "budget in epochs": {"epsilon": 3.0, "delta": 1e-3, "epochs": 1},
     "budget of more": {"epsilon": 3.0, "delta": 1e-3, "also": tacit.events.Laplace(4.0)},
     "no noise": {"noise_multiplier": 0.0},
-    "secure": {"secure": True},
+    "secure": {"noise": Noise(secure=True)},
     "declared size": {"n_records": 72},
 }  # fmt: skip
 SAMPLERS = {
@@ -396,7 +404,6 @@ SAMPLERS = {
 }
 SPEEDS = {
     "microbatches": {"max_microbatch": 5},
-    "one shape": {"static_shapes": True, "max_microbatch": 8},
     "workers": {"num_workers": 2},
 }
 
@@ -467,7 +474,7 @@ def _settings() -> dict[str, dict[str, Any]]:
         add("schedule", name, **({"steps": 6} if "epochs" not in schedule else {}) | schedule)
     for name, sampler in SAMPLERS.items():
         steps = {"steps": 1} if name == "shuffled" else {"steps": 5}
-        add("sampler", name, sampler=sampler, **steps)
+        add("sampler", name, batch_size=sampler, **steps)
     for name, speed in SPEEDS.items():
         add("speed", name, speed=speed)
     add("loop", "backward", WAYS, loop=by_backward)
@@ -479,8 +486,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     add("loop", "resumed", loop=resumed)
     add("loop", "resumed, bands", loop=resumed, noise=Banded(bands=2, average=0.0))
     for name in ("perceptron", "transformer"):
-        loss = NoisyLoss(upper=4.0, share=0.05)
-        add("loss", name, model=name, loop=with_reports, noisy_loss=loss)
+        add("loss", name, model=name, loop=with_reports)
     add("data", "table", data=as_table, loss_fn=of_columns)
     add("data", "arrays", data=as_arrays)
     add("data", "lists", model="bag", data=Listed, collate_fn=Listed.collate)

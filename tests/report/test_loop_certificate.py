@@ -12,6 +12,7 @@ from tacit.cli import app
 from tacit.report import certify, judge, new_key, sign, verify
 from tacit.report.certificate import seal
 from tacit.report.signature import AUTHENTICATED, CONSISTENT, INCOMPLETE, REFUTED
+from tacit.training import Speed
 from tacit.training.program.start import BY_CONSTRUCTION, ONE_AT_A_TIME
 
 DELTA = 1e-5
@@ -27,7 +28,7 @@ def made(ledger, *, scale=1.0, **options):
         "steps": 2,
         "clip_norm": 1.0,
         "noise_multiplier": 2.0,
-        "check": False,
+        "speed": Speed(check=False),
     }
     private = tacit.make_private(
         model,

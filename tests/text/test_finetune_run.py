@@ -21,7 +21,7 @@ from tacit.mechanisms import optimal_bands
 from tacit.report import verify_run, write_page
 from tacit.text import UntrainedWeights, finetune, finetune_run, materials
 from tacit.text.materials import read_materials
-from tacit.training import NoisyMean
+from tacit.training.noise import NoisyMean
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers and peft
 GOOD, BAD = ["bright", "quick", "quiet", "kind"], ["dull", "slow", "noisy", "rude"]

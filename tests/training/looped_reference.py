@@ -15,7 +15,7 @@ from tacit.training import record_loop
 from tacit.training.automatic_clipping import Automatic
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.examples import Examples
-from tacit.training.gpu import CompiledSum
+from tacit.training.gpu.compiled import CompiledSum
 from tacit.training.program import start
 from tacit.training.program.programs import Programs
 from tacit.training.tree import n_rows

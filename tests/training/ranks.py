@@ -225,7 +225,7 @@ MODES = {
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
-    "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
+    "adaptive": lambda kind, folder: trained(kind, clip_norm=AdaptiveClip(1.0)),
     "banded": lambda kind, folder: trained(
         kind, noise=Banded(bands=4), steps=12, max_microbatch=5, noisy_loss=LOSS
     ),

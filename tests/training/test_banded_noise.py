@@ -17,8 +17,8 @@ from tacit import accounting, sampling
 from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
-from tacit.training import AdamBC, AdaptiveClip, Banded, Flat, PerLayer, Stairs
-from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training import AdamBC, AdaptiveClip, Banded, Flat, PerLayer, ScheduledClip, Stairs
+from tacit.training.banded_noise import BandedNoise, price_bands
 from tacit.training.ema import TailMean
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
@@ -61,7 +61,7 @@ def test_one_epoch_of_a_million_records():
     check_entry(1.0, 1, 0.6409, 14.34, MILLION)
     check_entry(1.0, 32, 1.1944, 5.865, MILLION)
     check_entry(8.0, 128, 0.6358, 2.227, MILLION)
-    best = choose_bands(epsilon=1.0, **MILLION)
+    best = price_bands("auto", epsilon=1.0, **MILLION)
     assert best.bands == 32
     assert price_bands(1, epsilon=1.0, **MILLION).noise / best.noise >= 2.4
 
@@ -69,11 +69,13 @@ def test_one_epoch_of_a_million_records():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "bands"), [(0.5, 4), (1.0, 8), (3.0, 32), (8.0, 64)])
 def test_the_best_number_of_bands(epsilon, bands):
-    assert choose_bands(epsilon=epsilon, **FASHION).bands == bands
+    assert price_bands("auto", epsilon=epsilon, **FASHION).bands == bands
 
 
 def test_large_batches_take_one_band():
-    found = choose_bands(batch_size=8192, n_records=60_000, steps=280, epsilon=1.0, delta=1e-5)
+    found = price_bands(
+        "auto", batch_size=8192, n_records=60_000, steps=280, epsilon=1.0, delta=1e-5
+    )
     assert found.bands == 1
 
 
@@ -89,7 +91,7 @@ def test_the_choice_is_never_worse_than_independent_noise():
             "epsilon": 10 ** rng.uniform(-1, 1),
             "delta": 1e-6,
         }
-        found = choose_bands(most=16, **setting)
+        found = price_bands("auto", most=16, **setting)
         assert found.noise <= price_bands(1, **setting).noise * (1 + 1e-12)
         rate = min(1.0, found.bands * setting["batch_size"] / n_records)
         turn = PoissonSampled(rate, Gaussian(found.noise_multiplier))
@@ -179,7 +181,7 @@ def test_one_band_is_ordinary_training_bit_for_bit(problem):
 def test_bands_are_chosen_from_public_facts(problem):
     made = small(problem, noise=Banded(), epsilon=8.0, delta=1e-3, n=400, batch_size=100, steps=48)
     setting = {"batch_size": 100, "n_records": 400, "steps": 48, "epsilon": 8.0, "delta": 1e-3}
-    best = choose_bands(**setting)
+    best = price_bands("auto", **setting)
     assert made.private.info["bands"] == best.bands > 1
     assert made.private.noise_multiplier == pytest.approx(best.noise_multiplier)
     assert 0.99 * 8.0 < made.private.epsilon(delta=1e-3) <= 8.0
@@ -293,10 +295,10 @@ def test_an_optimizer_that_corrects_for_noise_is_told_its_size(problem, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_schedule": Stairs((1.0, 0.5))}, "clip_schedule must be None"),
-        ({"noise_schedule": Stairs((1.0, 0.5))}, "noise_schedule must be None"),
-        ({"adaptive": AdaptiveClip()}, "adaptive must be None"),
-        ({"sampler": sampling.Poisson(8 / 200)}, "sampler must be None, FixedOrder or Stream"),
+        ({"clip_norm": ScheduledClip(1.0, Stairs((1.0, 0.5)))}, "clip_norm must not change"),
+        ({"schedule": Stairs((1.0, 0.5))}, "noise.schedule must not change"),
+        ({"clip_norm": AdaptiveClip(1.0)}, "clip_norm must not change"),
+        ({"batch_size": sampling.Poisson(8 / 200)}, "batch_size must be .* FixedOrder or Str"),
         ({"noise": Banded()}, "needs epsilon and delta"),
         ({"noise": Banded(bands=2, restart=4)}, "restart is for a FixedOrder"),
     ],
@@ -354,7 +356,7 @@ def test_groups_smaller_than_the_batch_divide_by_their_own_size(problem, bands):
 
 
 def test_a_fixed_order_is_one_gaussian_release(problem):
-    made = small(problem, noise=Banded(bands=6), sampler=sampling.FixedOrder(6))
+    made = small(problem, noise=Banded(bands=6), batch_size=sampling.FixedOrder(6))
     equivalent = made.private.event.equivalent
     assert isinstance(equivalent, Gaussian)
     assert equivalent.noise_multiplier == pytest.approx(1.0 / math.sqrt(4))
@@ -363,7 +365,7 @@ def test_a_fixed_order_is_one_gaussian_release(problem):
 
 
 def test_bands_beyond_the_pass_are_priced_with_their_overlap(problem):
-    made = small(problem, noise=Banded(bands=12), sampler=sampling.FixedOrder(6))
+    made = small(problem, noise=Banded(bands=12), batch_size=sampling.FixedOrder(6))
     column = np.array(made.private.event.column)
     total = np.zeros(24)
     for start in range(0, 24, 6):
@@ -375,16 +377,15 @@ def test_bands_beyond_the_pass_are_priced_with_their_overlap(problem):
 
 def test_the_best_bands_of_a_fixed_order_are_as_long_as_its_pass():
     """Of 1,024 steps with 4 passes of 256: known noise 6.44414 for 256 bands at unit price."""
-    setting = {"batch_size": 10, "n_records": 2560, "steps": 1024, "epsilon": 1.0, "delta": 1e-5}
-    order = sampling.FixedOrder(256)
-    plain = price_bands(1, sampler=order, **setting)
-    best = price_bands(256, sampler=order, **setting)
+    setting = {"batch_size": sampling.FixedOrder(256), "n_records": 2560, "steps": 1024}
+    setting |= {"epsilon": 1.0, "delta": 1e-5}
+    plain, best = (price_bands(bands, **setting) for bands in (1, 256))
     assert best.noise / plain.noise == pytest.approx(6.44414 / 45.2769, rel=2e-4)
 
 
 def test_restarts_cut_the_noise_into_independent_passes(problem):
     options = {"loss_fn": zero, "steps": 96, "noise": Banded(bands=8, restart=8)}
-    made = small(problem, sampler=sampling.FixedOrder(8), **options)
+    made = small(problem, batch_size=sampling.FixedOrder(8), **options)
     values = gradients(made) * made.private.info["expected_batch"]
     passes = values.reshape(12, 8, -1)
     z = np.concatenate([mixed(one, made.private.event.column) for one in passes])
@@ -395,8 +396,8 @@ def test_restarts_cut_the_noise_into_independent_passes(problem):
 
 def test_a_stream_uses_no_record_more_often_than_billed(problem):
     order = [[0, 1, 2]] * 24  # far too often
-    sampler = sampling.Stream(order, separation=5, participations=3)
-    made = small(problem, sampler=sampler)
+    sampler = sampling.Stream(order, separation=5, participations=3, expected_batch=8)
+    made = small(problem, batch_size=sampler)
     used = [made.private._lots.indices(step).tolist() for step in range(24)]
     assert used == [[0, 1, 2] if step in (0, 5, 10) else [] for step in range(24)]
     assert made.private.event.participations == 3
@@ -493,7 +494,8 @@ ORDER = [[0, 1, 2, 3]] + [[4, 5, 6]] * 11 + [[10, 11]] * 12
 
 def test_an_order_that_is_edited_later_does_not_change():
     places, order = PLACES.copy(), [list(lot) for lot in ORDER]
-    fixed, stream = sampling.FixedOrder(8, places=places), sampling.Stream(order, separation=8)
+    fixed = sampling.FixedOrder(8, places=places)
+    stream = sampling.Stream(order, separation=8, expected_batch=3)
     before = fixed.digest(), stream.digest()
     places[:], order[0][0] = 0, 9
     order.reverse()
@@ -537,18 +539,18 @@ def test_a_mean_of_short_floats_keeps_moving():
     assert mean._means["weight"].dtype == torch.float32
 
 
-def test_a_cyclic_sampler_must_fit_the_batch_size(problem):
-    fitting = sampling.CyclicPoisson(2 * 8 / 200, 2)
-    assert small(problem, noise=None, sampler=fitting).private.event.separation == 2
-    with pytest.raises(ValueError, match="2 groups"):
-        small(problem, noise=None, sampler=sampling.CyclicPoisson(1.0, 2))
+def test_a_cyclic_sampler_needs_no_correlated_noise(problem):
+    for rate, expected in ((2 * 8 / 200, 8.0), (1.0, 100.0)):
+        made = small(problem, noise=None, batch_size=sampling.CyclicPoisson(rate, 2)).private
+        assert made.event.separation == 2
+        assert made.info["expected_batch"] == expected
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 1.0])
 def test_a_stream_that_is_too_short_is_refused(problem, multiplier):
-    short = sampling.Stream([[0]] * 5, separation=2)
+    short = sampling.Stream([[0]] * 5, separation=2, expected_batch=1)
     with pytest.raises(ValueError, match="a lot for each"):
-        small(problem, sampler=short, noise_multiplier=multiplier)
+        small(problem, batch_size=short, noise_multiplier=multiplier)
     with pytest.raises(ValueError, match="a lot for each"):
         short.lots(3)(5, np.random.default_rng())
 

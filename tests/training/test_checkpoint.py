@@ -19,7 +19,7 @@ from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, LedgerError, ProgramError
 from tacit.ledger import restart_reserve
-from tacit.training import AdaptiveClip, Banded, Checkpoint, Stairs
+from tacit.training import AdaptiveClip, Banded, Checkpoint, ScheduledClip, Stairs
 from tacit.training import noise as noises
 from tacit.training.checkpoint_file import CheckpointWriter
 from tacit.training.clip import ClippedSum
@@ -73,9 +73,9 @@ def words(monkeypatch):
     "options",
     [
         {},
-        {"adaptive": AdaptiveClip(), "secure": True},
-        {"noise_schedule": Stairs((1.0, 2.0)), "clip_schedule": Stairs((1.0, 0.5, 0.25))},
-        {"static_shapes": True, "max_microbatch": 7},
+        {"clip_norm": AdaptiveClip(1.0), "secure": True},
+        {"schedule": Stairs((1.0, 2.0)), "clip_norm": ScheduledClip(1.0, Stairs((1.0, 0.5, 0.25)))},
+        {"max_microbatch": 7},
     ],
     ids=lambda options: ", ".join(options) or "plain",
 )
@@ -287,11 +287,11 @@ def test_a_ledger_that_does_not_know_what_was_paid_is_refused(problem, tmp_path,
 
 SAMPLERS = {
     "bands": {"noise": Banded(bands=2), "steps": 200},
-    "turns": {"sampler": sampling.CyclicPoisson(0.5, 2), "steps": 200},
-    "epochs": {"sampler": sampling.RandomAllocation(2), "steps": 200, "batch_size": 32},
+    "turns": {"batch_size": sampling.CyclicPoisson(0.5, 2), "steps": 200},
+    "epochs": {"batch_size": sampling.RandomAllocation(2), "steps": 200},
     "few bands": {"noise": Banded(bands=8), "steps": 40, "batch_size": 4},
-    "few epochs": {"sampler": sampling.RandomAllocation(4), "steps": 8},
-    "fixed order": {"sampler": sampling.FixedOrder(4), "noise": Banded(bands=2), "steps": 9},
+    "few epochs": {"batch_size": sampling.RandomAllocation(4), "steps": 8},
+    "fixed order": {"batch_size": sampling.FixedOrder(4), "noise": Banded(bands=2), "steps": 9},
 }
 
 
@@ -325,7 +325,7 @@ def test_a_restart_begins_a_new_mechanism_and_both_are_paid(problem, tmp_path, w
 @pytest.mark.filterwarnings(AGAIN)
 def test_in_the_middle_of_an_epoch_the_new_draw_is_paid_whole(problem):
     ledger = tacit.Ledger()
-    options = {"steps": 8, "sampler": sampling.RandomAllocation(4), "ledger": ledger}
+    options = {"steps": 8, "batch_size": sampling.RandomAllocation(4), "ledger": ledger}
     first, again = problem(**options), problem(**options)
     train(first, stop=3)
     with pytest.raises(BudgetExceeded, match="4 of the steps"):
@@ -515,7 +515,7 @@ def test_whatever_has_changed_no_noise_is_used_twice_and_all_is_paid(
 
 @pytest.mark.parametrize(
     "change",
-    [{"noise_multiplier": 2.0}, {"batch_size": 8}, {"steps": 5}, {"adaptive": AdaptiveClip()},
+    [{"noise_multiplier": 2.0}, {"batch_size": 8}, {"steps": 5}, {"clip_norm": AdaptiveClip(1.0)},
      {"checkpoint": Checkpoint()}],
     ids=str,
 )  # fmt: skip

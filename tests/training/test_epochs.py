@@ -17,8 +17,8 @@ KINDS = {
     "Poisson": (POISSON, [7, 13, 20]),
     "part of an epoch": ({"batch_size": 16, "steps": 10}, [4, 8, 10]),
     "all records": ({"batch_size": 64, "steps": 3}, [1, 2, 3]),
-    "allocation": ({"steps": 6, "sampler": sampling.RandomAllocation(3)}, [3, 6]),
-    "fixed order": ({"steps": 7, "sampler": sampling.FixedOrder(3)}, [3, 6, 7]),
+    "allocation": ({"steps": 6, "batch_size": sampling.RandomAllocation(3)}, [3, 6]),
+    "fixed order": ({"steps": 7, "batch_size": sampling.FixedOrder(3)}, [3, 6, 7]),
     "banded": ({"steps": 8, "noise": Banded(bands=2)}, [4, 8]),
     "users": ({"batch_size": 4, "steps": 5, "users": np.arange(64) % 8}, [2, 4, 5]),
     "records of users": (
@@ -118,11 +118,11 @@ def test_the_first_pass_warns_of_nothing(problem):
 
 PRICED = {
     "Poisson": {"steps": 6},
-    "noise schedule": {"steps": 6, "noise_schedule": Stairs((1.0, 2.0))},
+    "noise schedule": {"steps": 6, "schedule": Stairs((1.0, 2.0))},
     "also": {"steps": 6, "also": tacit.events.Gaussian(3.0)},
-    "shuffle": {"steps": 6, "sampler": sampling.Shuffle(3, n_records=64, unamplified=True)},
+    "shuffle": {"steps": 6, "batch_size": sampling.Shuffle(3, n_records=64, unamplified=True)},
     "banded": {"steps": 6, "noise": Banded(bands=2)},
-    "fixed order": {"steps": 6, "sampler": sampling.FixedOrder(3)},
+    "fixed order": {"steps": 6, "batch_size": sampling.FixedOrder(3)},
 }
 
 

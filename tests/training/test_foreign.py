@@ -338,7 +338,7 @@ def test_a_module_compiled_in_place_takes_the_same_steps(problem):
 
 
 def test_adaptive_clipping_works_in_a_foreign_loop(problem):
-    options = OPTIONS | {"adaptive": AdaptiveClip()}
+    options = OPTIONS | {"clip_norm": AdaptiveClip(1.0)}
     own, other = problem(**options), problem(**options, max_microbatch=3)
     stepped(own)
     foreign(other)

@@ -82,7 +82,7 @@ def child(pipe, folder, options, changed, rank, ranks):
     private = tacit.make_private(
         model, optimizer, (x, y), loss_fn, batch_size=16, steps=STEPS, clip_norm=1.0,
         noise_multiplier=1.0, ledger=ledger, checkpoint=place, seed=changed["seed"],
-        speed=Speed(max_microbatch=changed["max_microbatch"]), check=False, **options,
+        speed=Speed(max_microbatch=changed["max_microbatch"], check=False), **options,
     )  # fmt: skip
     for lot in private:
         private.step(lot)

@@ -32,8 +32,8 @@ def run_of(**speed):
     private = tacit.make_private(
         model, optimizer, data,
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
-        batch_size=12, steps=3, clip_norm=0.3, noise_multiplier=0.5, seed=5, check=False,
-        collate_fn=PadTo(MAXIMUM), speed=Speed(**speed),
+        batch_size=12, steps=3, clip_norm=0.3, noise_multiplier=0.5, seed=5,
+        collate_fn=PadTo(MAXIMUM), speed=Speed(check=False, **speed),
     )  # fmt: skip
     return model, private
 

@@ -9,7 +9,6 @@ from tacit.training.memory_limit import (
     fitting_rows,
     largest_microbatch,
     starting_limit,
-    usual_lot,
     zero_step,
 )
 
@@ -23,14 +22,10 @@ def test_the_starting_limit_follows_memory_and_lot():
     assert 1 <= few <= 64
 
 
-def test_lots_above_the_usual_are_rare():
-    assert usual_lot(600, deviations=6.0) == 748
-    assert usual_lot(256, deviations=2.0) == 288
-    assert usual_lot(0.01, deviations=6.0) == 4
-
-
 def test_small_lots_are_not_cut_and_large_ones_above_a_usual_size():
     assert largest_microbatch(32, 1000) == 68
+    assert largest_microbatch(600, 1000) == 748
+    assert largest_microbatch(0.01, 1000) == 4
     assert largest_microbatch(32, 2**28) == 40
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from tacit.training import gpu
+from tacit.training.gpu import available
 from tacit.training.grid_noise import TILE, make_grids
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
@@ -241,7 +241,7 @@ def test_the_places_used_last_are_remembered(monkeypatch):
         def set_nonce(self, secret, step):
             self.key = secret, step
 
-    monkeypatch.setattr(gpu, "noise_blocks", lambda *_: Blocks())
+    monkeypatch.setattr(available, "noise_blocks", lambda *_: Blocks())
     mean, keys = NoisyMean(Key.from_seed(0), expected_batch=4.0), []
 
     def blocks(place, step):

@@ -38,10 +38,9 @@ OPTIONS = {
     "plain": {},
     "alone": {},
     "microbatches": {"max_microbatch": 3},
-    "padded": {"static_shapes": True},
     "bounded": {"arithmetic": "bounded"},
     "views": {"augmentations": 2},
-    "adaptive": {"adaptive": AdaptiveClip()},
+    "adaptive": {"clip_norm": AdaptiveClip(1.0)},
     "workers": {"num_workers": 1},
 }
 
@@ -120,7 +119,9 @@ def test_the_price_of_both_releases_is_that_of_the_plan(problem):
         sampling.CyclicPoisson(0.5, 4),
         sampling.FixedOrder(4),
         sampling.FixedOrder(2),  # turns are closer than the bands
-        sampling.Stream(order=tuple((i,) for i in range(12)), separation=3, participations=2),
+        sampling.Stream(
+            [(i,) for i in range(12)], separation=3, participations=2, expected_batch=1
+        ),
     ],
     ids=repr,
 )
@@ -143,7 +144,7 @@ def test_shares_add_up_when_noise_is_correlated(sampler):
 KINDS = {
     "Poisson": {},
     "banded": {"noise": Banded(bands=4)},
-    "adaptive": {"adaptive": AdaptiveClip()},
+    "adaptive": {"clip_norm": AdaptiveClip(1.0)},
     "users": {"users": Users(ids=np.arange(64) % 32, sampled="records")},
 }
 SLOW = [pytest.param(kind, 1000, marks=pytest.mark.slow) for kind in KINDS]

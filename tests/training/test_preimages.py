@@ -13,8 +13,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tacit.training import Key, NoisyMean
 from tacit.training.grid_noise import make_grids, ziggurat
+from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
 
 WEIGHTS, SIGMA, BATCH = 1000, 10.0, 16.0
 BEST = norm.cdf(1 / (2 * SIGMA))

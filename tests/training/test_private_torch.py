@@ -150,7 +150,7 @@ TRAIN = """
          nn.Linear(4, 2)),
         (Checkpointed(4, 8), nn.Tanh(), nn.Linear(8, 2)),
     ):
-        for speed in (Speed(), Speed(max_microbatch=5, static_shapes=True)):
+        for speed in (Speed(), Speed(max_microbatch=5)):
             model, optimizer, private = run(*layers, speed=speed)
             for lot in private:
                 private.step(lot)

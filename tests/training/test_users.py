@@ -127,8 +127,8 @@ def test_record_sampling_is_priced_as_a_mixture_of_at_most_k_records():
 
 
 def test_adaptive_counts_of_record_sampling_have_sensitivity_k():
-    rule = AdaptiveClip(count_noise_std=2.0)
-    run = make_run(Users(ids=IDS, records_per_user=3, sampled="records"), adaptive=rule)
+    rule = AdaptiveClip(1.0, count_noise_std=2.0)
+    run = make_run(Users(ids=IDS, records_per_user=3, sampled="records"), clip_norm=rule)
     # Gradient and counts move together: 1 / sigma^2 adds up, with counts of noise 2 / 0.5 = 4.
     assert run.event.event.noise_multiplier == pytest.approx((1 + 1 / 16) ** -0.5)
 
@@ -339,4 +339,4 @@ def test_steps_of_a_run_at_record_level_are_never_those_of_users():
 
 def test_random_allocation_of_users_with_several_records_is_refused():
     with pytest.raises(UnsupportedEvent, match="random allocation"):
-        make_run(Users(ids=IDS, sampled="records"), sampler=RandomAllocation(2))
+        make_run(Users(ids=IDS, sampled="records"), batch_size=RandomAllocation(2))

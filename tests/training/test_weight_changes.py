@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -18,7 +19,7 @@ import tacit
 from tacit.errors import LearningStep
 from tacit.experiments import step_touches
 from tacit.report import certify
-from tacit.training import EMA
+from tacit.training import EMA, Speed
 
 STEPS, DELTA = 6, 1e-5
 torch.manual_seed(0)
@@ -56,7 +57,9 @@ class Loop:
         self.optimizer = make([p for p in self.model.parameters() if p.requires_grad])
         settings = {"batch_size": 20, "steps": steps, "clip_norm": 1.0, "noise_multiplier": 1.0}
         settings |= {"check": False, "n_records": 200, "users": range(200)} | options
-        self.private = tacit.make_private(self.model, self.optimizer, (X, Y), loss_fn, **settings)
+        self.private = tacit.make_private(
+            self.model, self.optimizer, (X, Y), loss_fn, **with_speed(settings)
+        )
 
     def loss(self, model=None):
         rows = torch.randperm(200)[:20]
@@ -527,9 +530,8 @@ def two_runs_in_turns_with_one_optimizer(tmp_path):
     first = Loop()
     second = copy.copy(first)
     settings = {"batch_size": 20, "steps": STEPS, "clip_norm": 1.0, "noise_multiplier": 1.0}
-    second.private = tacit.make_private(
-        first.model, first.optimizer, (X, Y), loss_fn, check=False, users=range(200), **settings
-    )
+    settings |= {"users": range(200), "speed": Speed(check=False)}
+    second.private = tacit.make_private(first.model, first.optimizer, (X, Y), loss_fn, **settings)
     for one, two in zip(first.private, second.private, strict=True):
         first.private.step(one)
         second.private.step(two)

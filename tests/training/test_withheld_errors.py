@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 import tacit
 from tacit.errors import ProgramError
+from tacit.training import Speed
 from tacit.training.withheld_errors import ErrorGuard
 
 SECRET = 31337
@@ -198,9 +199,9 @@ def test_backward_withholds_the_text():
 
 def test_debug_shows_the_text():
     with pytest.raises(IndexError, match=str(SECRET)):
-        train(run("the model or loss_fn", check=False, debug=True))
+        train(run("the model or loss_fn", check=False, errors_in_full=True))
     with pytest.raises(AssertionError, match=str(SECRET)):
-        train(run("collate_fn", debug=True))
+        train(run("collate_fn", errors_in_full=True))
 
 
 def test_a_failed_step_can_be_repeated_and_an_interrupt_passes():
@@ -241,7 +242,7 @@ def test_a_torch_error_from_a_frame_of_tacit_is_withheld():
     private = tacit.make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.1), (ids,),
         lambda m, b: m(b[0]).square().mean((1, 2)), batch_size=20, steps=1, clip_norm=1.0,
-        noise_multiplier=1.0, check=False,
+        noise_multiplier=1.0, speed=Speed(check=False),
     )  # fmt: skip
     with pytest.raises(ProgramError, match="raised IndexError"):
         train(private)
@@ -382,9 +383,10 @@ def test_no_way_to_fail_shows_a_value(fail, stage):
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"batch_size": 20, "steps": 1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+    options["speed"] = Speed(check=False)
 
     def make():
-        return tacit.make_private(model, optimizer, dataset, loss_fn, check=False, **options)
+        return tacit.make_private(model, optimizer, dataset, loss_fn, **options)
 
     with set_up("alone"):  # a traced loss_fn does not run on records
         private = make()

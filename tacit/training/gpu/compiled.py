@@ -5,9 +5,9 @@ trace is cut where the backward begins, by the partitioner of ordinary compiled 
 recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs read
 parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
 
-The number of rows is left free, so that one compilation serves lots of every size; a model that
-fixes it is compiled for each number of rows. On a GPU each number of rows is recorded as a CUDA
-graph of its own, so batches are padded to few sizes; `weights` marks the rows that count.
+The number of rows is left free, so that one compilation serves lots of every size; where one of
+torch's operations fixes it, each number is compiled. On a GPU each number of rows is recorded as a
+CUDA graph of its own, so batches are padded to few sizes; `weights` marks the rows that count.
 
 Clip norms may change from step to step by a factor s without another compilation. Clipping g at s C
 is s times clipping g / s at C, so gradients are divided by s where the backward starts, and the
@@ -15,7 +15,7 @@ clip factors are multiplied by s.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,12 +39,11 @@ from tacit.training.program.mapped import NonFinite
 from tacit.training.program.programs import Programs
 from tacit.training.rules.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.rules.operands import Unsupported
-from tacit.training.tree import is_out_of_memory, take_apart
+from tacit.training.tree import is_out_of_memory, with_rows
 
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
 
-_MOST_TRACES = 2  # of one layout, before lots are padded to few sizes
 _MOST_VERSIONS = 2  # of the program, which is new when a Python value changes: each is compiled
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
@@ -63,7 +62,7 @@ class CompiledSum:
     It is that of the mapped `programs`; the graphs are made anew when these are traced again.
 
     It is called with a batch, 0/1 weights, and the factor by which this step's clip norms differ
-    from the rule's. It compiles once for each layout of batch. On a GPU the computation is recorded
+    from the rule's. All batches have records of one shape. On a GPU the computation is recorded
     as one CUDA graph and replayed, so it costs one launch. The result is private.
 
     A compiled sum does not mask examples whose gradient is not finite, because that would take a
@@ -99,7 +98,6 @@ class CompiledSum:
         self._graphs: dict[Any, _StateGraphs] = {}  # by state
         self._present: _StateGraphs | None = None  # those of the lot that has begun last
         self._is_in_lot = False  # whether it has not ended: the state is looked at once for a lot
-        self.has_fixed_rows = False  # whether each number of rows takes a compilation
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
         if self._flag is not None:
             start_processes()  # while the model is traced
@@ -124,8 +122,13 @@ class CompiledSum:
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers (dropout); True until a graph is traced."""
-        graphs = self._in_lot().layouts.values()
-        return not graphs or any(traced.draws for found in graphs for traced in found.traced)
+        traces = self._in_lot().traces
+        return not traces or any(traced.draws for traced in traces)
+
+    @property
+    def has_fixed_rows(self) -> bool:
+        """Whether each number of rows takes a compilation, as far as is known."""
+        return not all(t.rows is None or t.rows.are_free() for t in self._in_lot().traces)
 
     def __call__(
         self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
@@ -137,15 +140,14 @@ class CompiledSum:
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
         graphs = self._in_lot()
-        runs, traced, tensors = self._graphs_for(graphs, batch, mask)
-        if (run := runs.get(mask.shape[0])) is None:
+        traced, tensors = self._trace_for(graphs, batch, mask)
+        if (run := graphs.runs.get(mask.shape[0])) is None:
             with _undisturbed(self._device), _compiling():
                 if mask.is_cuda and traced.is_compiled:
                     run = ReplayedStep(traced.run, mask, tensors, recordings=graphs.recordings)
                 else:
                     run = _plain(traced.run, mask, tensors)
-            runs[mask.shape[0]] = run
-            self._look_at_rows(traced)
+            graphs.runs[mask.shape[0]] = run
         return self._run(traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_records(
@@ -167,15 +169,13 @@ class CompiledSum:
         graphs = self._in_lot()
         if microbatch.rows not in graphs.of_rows:
             batch, mask = _padded(microbatch)
-            _, traced, tensors = self._graphs_for(graphs, batch, mask)
+            traced, tensors = self._trace_for(graphs, batch, mask)
             run = None
-            is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
-            if is_contiguous and traced.is_compiled:
+            if all(t.is_contiguous() for t in data) and traced.is_compiled:
                 with _undisturbed(self._device), _compiling():
                     shared = graphs.recordings
                     run = ReplayedStep(traced.run, mask, tensors, data, recordings=shared)
             graphs.of_rows[microbatch.rows] = run, traced
-            self._look_at_rows(traced)
         run, traced = graphs.of_rows[microbatch.rows]
         if run is None:
             return self(*_padded(microbatch), scale, reuse=reuse)
@@ -230,22 +230,20 @@ class CompiledSum:
             self._addresses = addresses
         state = self._state()
         if state not in self._graphs:
-            self._graphs[state] = _StateGraphs({}, {}, Recordings())
+            self._graphs[state] = _StateGraphs([], {}, {}, Recordings())
         return self._graphs[state]
 
-    def _graphs_for(
-        self, of_state: "_StateGraphs", batch: Any, mask: Tensor
-    ) -> tuple[dict[int, ScaledStep], Traced, list[Tensor]]:
-        """Return what is compiled for this batch's layout and rows, and the batch's tensors.
+    def _trace_for(
+        self, graphs: "_StateGraphs", batch: Any, mask: Tensor
+    ) -> tuple[Traced, list[Tensor]]:
+        """Return the trace that serves this number of rows, made if it is new, and the tensors.
 
-        The layout is all but the number of rows. What is missing is traced.
+        Records of another shape than the program was traced for raise `Untraceable`.
         """
-        structure, tensors, fixed = _split(batch)
+        self._programs.program_of(batch)  # traced here if it is new, not in the compiler's trace
+        tensors = [t.contiguous() for t in with_rows(batch)[0]]
         rows = mask.shape[0]
-        key = (structure, *((t.shape[1:], t.stride(), t.dtype, t.device) for t in tensors))
-        graphs = of_state.layouts.setdefault(key, _Graphs(fixed, [], {}))
-        _require_equal(graphs.fixed, fixed)
-        fits = (t for t in graphs.traced if t.rows is None or t.rows.serve(rows))
+        fits = (t for t in graphs.traces if t.rows is None or t.rows.serve(rows))
         traced = next(fits, None)
         if traced is None:
             self._check_versions()
@@ -253,14 +251,8 @@ class CompiledSum:
             # the random stream.
             with _undisturbed(self._device), _compiling():
                 traced = self._traced(batch, mask, tensors)
-            graphs.traced.append(traced)
-            self.has_fixed_rows = self.has_fixed_rows or len(graphs.traced) > _MOST_TRACES
-        return graphs.runs, traced, tensors
-
-    def _look_at_rows(self, traced: Traced) -> None:
-        """Note whether a trace, which is compiled now, serves one number of rows only."""
-        is_free = traced.rows is None or traced.rows.are_free()
-        self.has_fixed_rows = self.has_fixed_rows or not is_free
+            graphs.traces.append(traced)
+        return traced, tensors
 
     def _check_versions(self) -> None:
         """Raise if the program has been traced again so often that compiling does not pay."""
@@ -273,9 +265,9 @@ class CompiledSum:
             )
 
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
-        """Trace the clipped sum for batches of this layout, and cut it before the backward."""
+        """Trace the clipped sum, and cut it before the backward."""
         parameters = trainable(self.model)
-        _, rebuild = take_apart(batch)
+        _, rebuild = with_rows(batch)
 
         chosen: list[NonFinite] = []
 
@@ -337,17 +329,10 @@ def _compiling() -> Iterator[None]:
 class _StateGraphs(NamedTuple):
     """What is compiled for one state of the model."""
 
-    layouts: "dict[Any, _Graphs]"  # by layout of the batch
-    of_rows: "dict[int, tuple[ReplayedStep | None, Traced]]"  # by size, for records on the GPU
-    recordings: Recordings  # the memory that recordings share
-
-
-class _Graphs(NamedTuple):
-    """The compiled clipped sums for batches of one layout (structure, strides, dtypes)."""
-
-    fixed: list[Any]  # the values in the batch that are not tensors
-    traced: list[Traced]  # one if it leaves the number of rows free
+    traces: list[Traced]  # one if it leaves the number of rows free
     runs: dict[int, ScaledStep]  # by rows, for batches that the host has fetched
+    of_rows: "dict[int, tuple[ReplayedStep | None, Traced]]"  # by rows, for records on the GPU
+    recordings: Recordings  # the memory that recordings share
 
 
 class _Rescaled:
@@ -427,33 +412,3 @@ def _padded(pending: "PendingMicrobatch") -> tuple[Any, Tensor]:
     microbatch = pending.fetch()
     assert microbatch.weights is not None  # compiled batches are padded
     return microbatch.batch, microbatch.weights
-
-
-def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
-    """Return the nesting structure of a batch, its tensors, and its values that are not tensors."""
-    if isinstance(batch, Tensor):
-        return Tensor, [batch], []
-    if isinstance(batch, Mapping):
-        names, values = tuple(batch), batch.values()
-    elif isinstance(batch, tuple | list):
-        names, values = (), batch
-    else:
-        return None, [], [batch]
-    structures, tensors, fixed = [], [], []
-    for structure, more, others in map(_split, values):
-        structures.append(structure)
-        tensors += more
-        fixed += others
-    return (type(batch), names, *structures), tensors, fixed
-
-
-def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
-    """Raise if a non-tensor value of the batch differs from the one fixed in the graphs."""
-    if any(
-        a is not b and (type(a) is not type(b) or repr(a) != repr(b))
-        for a, b in zip(seen, fixed, strict=True)
-    ):
-        raise ValueError(
-            "with compile, whatever is not a tensor in a batch is fixed in the graphs, but it has "
-            "changed. Make it a tensor, leave it out in collate_fn, or do not compile."
-        )

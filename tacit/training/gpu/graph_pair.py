@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -21,11 +21,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx import traceback
 
-from tacit.errors import IncompatibleModel
-from tacit.training.gpu.decomposed import decomposed
 from tacit.training.gpu.graph_replay import Step
 from tacit.training.rules.ghost_norm import usual
-from tacit.training.tree import is_out_of_memory
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph. It is called with a list of tensors, which it empties."""
@@ -54,12 +51,7 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     compiler = _compiler()
     if compiler is None:
         return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
-    try:
-        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=True)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=False)
+    graph, constants, mode = _trace(compiler, joint, example)
     seeded = torch.Tag.nondeterministic_seeded
     draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     with compiler.V.set_fake_mode(mode):
@@ -258,47 +250,33 @@ def _own(saved: Sequence[Any], others: Sequence[Tensor]) -> list[int]:
 
 
 def _trace(
-    compiler: SimpleNamespace,
-    joint: Callable[..., list[Tensor]],
-    example: tuple[Tensor, ...],
-    *,
-    has_free_rows: bool,
+    compiler: SimpleNamespace, joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
 ) -> tuple[fx.GraphModule, list[Tensor], Any]:
     """Return the traced graph of `joint`, the constants that it reads, and the tracing mode.
 
     The graph's arguments are (constants, mask, tensors, seed). The constants are the model's
     parameters and buffers. The function is traced twice: as the engine runs it, then without
     operations in place and with the compiler's own decompositions, so that the partitioner can
-    recompute pointwise work. Not every program can be traced with a free number of rows.
+    recompute pointwise work. Some
+    operations let the number of rows become fixed on the way (`_Rows`).
     """
     mode = compiler.FakeTensorMode(shape_env=compiler.ShapeEnv(), allow_non_fake_inputs=True)
-    if has_free_rows:
-        seed, *rest = _with_free_rows(compiler, mode, example)
-        dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
-    else:
-        seed, *rest = (mode.from_tensor(tensor, static_shapes=True) for tensor in example)
-        dispatcher = nullcontext
+    seed, *rest = _with_free_rows(compiler, mode, example)
+    dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
     with _marked_checkpoints(), mode, dispatcher():
         raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
     constants = _lift(raw, mode)
-    table = compiler.select_decomp_table()
-
-    def trace(function: Callable[..., Any], *values: Any) -> fx.GraphModule:
-        with mode, dispatcher(), torch.no_grad():
-            return compiler.make_fx(function, decomposition_table=table)(*values)
-
-    graph = decomposed(raw, trace, table, mode)
-    if graph is None:
-        with traceback.preserve_node_meta():
-            # The interpreter passes the marks of checkpoints on.
-            run = torch.func.functionalize(fx.Interpreter(raw).run)
-            graph = trace(run, *(node.meta["val"] for node in _inputs(raw)))
+    values = [node.meta["val"] for node in _inputs(raw)]
+    # The interpreter passes the marks of checkpoints on.
+    run = torch.func.functionalize(fx.Interpreter(raw).run)
+    with traceback.preserve_node_meta(), mode, dispatcher(), torch.no_grad():
+        table = compiler.select_decomp_table()
+        graph = compiler.make_fx(run, decomposition_table=table)(*values)
     inputs = _inputs(graph)
     names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
     for node, name in zip(inputs, names, strict=True):
         node.target = name
         node._rename(name)  # as of torch 2.6 and later
-    _refuse_writes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, constants, mode
@@ -384,16 +362,6 @@ def _keep_random_results(graph: fx.GraphModule) -> None:
             parts = (user for user in node.users if user.target is operator.getitem)
             for result in (node, *parts):
                 result.meta.pop("recompute", None)
-
-
-def _refuse_writes(graph: fx.GraphModule) -> None:
-    """Raise if the model writes into a buffer, since the backward would read the new value."""
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
-            raise IncompatibleModel(
-                "the model writes into a buffer while it runs, as spectral_norm and counters do in "
-                "train mode, which cannot be compiled. Use compile=False."
-            )
 
 
 def _lift(module: fx.GraphModule, mode: Any) -> list[Tensor]:

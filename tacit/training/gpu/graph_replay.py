@@ -189,9 +189,9 @@ class _RowReader:
 
 def _kernel_for(tensors: Sequence[Tensor]) -> Callable[..., None] | None:
     """Return the kernel that copies rows of such tensors; None without Triton, or if it cannot."""
-    from tacit.training import gpu
+    from tacit.training.gpu.available import has_triton
 
-    if not gpu.has_triton():
+    if not has_triton():
         return None
     from tacit.training.gpu import take_rows
 

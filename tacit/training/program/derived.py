@@ -161,7 +161,7 @@ def _lookup(node: fx.Node, is_shared: Callable[[Any], bool]) -> Pull | None:
     def step(gradient: FactoredGradient, ids: Tensor) -> FactoredGradient:
         values = gradient.dense()
         values = values.reshape(values.shape[0], -1, width)  # (examples, T, width)
-        ids = ids.long().reshape(1, -1).expand(len(values), -1) % rows
+        ids = ids.long().reshape(1, -1).expand(values.shape[0], -1) % rows
         if padding >= 0:
             values = torch.where((ids == padding).unsqueeze(-1), 0.0, values)
         return TableRows(ids, values, rows)

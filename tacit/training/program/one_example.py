@@ -144,6 +144,8 @@ class _Sorted:
                 node.args = (self.tape, self._flags(node.args), *node.args)
             if node.op != "call_function" or self.kinds[node] != "example":
                 continue
+            if node.target is aten.as_strided.default:
+                raise Untraceable("it reads memory by its address (as_strided)")
             for arg in _occurrences(node):
                 if self.kinds[arg] == "shared":
                     times = 2 if node.target in products.OF_SEVERAL else 1
@@ -279,7 +281,8 @@ class _Sorted:
     def _own_copy(self, node: fx.Node) -> bool:
         for target in written(node):
             root = self.roots[target]
-            if root.op == "get_attr" or root in self.names.values():
+            is_shared = root.op == "get_attr" or root in self.names.values()
+            if is_shared or node.target in _WITH_STATISTICS:
                 if names := [n for n, value in self.names.items() if value is root]:
                     raise IncompatibleModel(WRITES.format(f"model.{names[0]}"))
                 raise Untraceable("the program writes into a tensor that all examples share")
@@ -433,9 +436,15 @@ def _occurrences(node: fx.Node) -> Iterator[fx.Node]:
     yield from found
 
 
+# Normalizations that write running statistics (their arguments 3 and 4) where argument 5 is true.
+_WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+
+
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = schema_of(node.target)
+    if node.target in _WITH_STATISTICS and node.args[5]:  # which its schema does not say
+        return [n for n in node.args[3:5] if isinstance(n, fx.Node)]
     if schema is None or not schema.is_mutable:
         return []
     found = []

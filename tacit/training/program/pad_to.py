@@ -100,8 +100,8 @@ class PadTo:
         """
         if stacks and len(self.lengths) > 1:
             raise ValueError(
-                "PadTo must have one length with users or static_shapes, whose records are "
-                "stacked: PadTo(lengths=[n])."
+                "PadTo must have one length with users, whose records are stacked: "
+                "PadTo(lengths=[n])."
             )
 
     def at_length(self, record: Any, length: int) -> Batch:  # Any: a record

@@ -10,7 +10,11 @@ No example can reach another, because each of them is one of these:
 - any other operator: `torch.func.vmap` maps it over the first axis (`MappedTape.map`);
 - a site, an operator with parameters, which a rule of `layers` computes (`MappedTape.meet`).
 
-Which of them it is follows from the operator alone, before any record is seen.
+Which of them it is follows from the graph, before any record is seen: from the operator, and from
+the ranks and types of its operands. Every rule gives a stacked tensor, since an operand that
+decides the result's shape is stacked. What reads memory by its address (`as_strided`) or writes
+where its schema does not say so (running statistics) has no rule: `one_example` refuses it. In a
+program that writes into tensors, no kernel changes the order of memory, so that views remain views.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +32,7 @@ from tacit.training.torch_internals import schema_of
 aten = torch.ops.aten
 # They compute each number alone, and are not tagged so by torch.
 _ELEMENTWISE = {
-    aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.type_as.default, aten.alias.default,
+    aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.alias.default,
     aten.contiguous.default, aten.detach.default, aten.dropout.default, aten.dropout_.default,
     aten.__and__.Tensor, aten.__or__.Tensor, aten.where.ScalarOther, aten.where.ScalarSelf,
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.copy_.default,
@@ -101,12 +105,16 @@ class _Lift:
             return None
         if target in _KERNELS:
             kernel, is_usable = _KERNELS[target]
+            if self.writes and kernel is _channels_last:
+                kernel = _image  # where the order of memory changes, a view becomes a copy
             args = self.stacked() if kernel in _OF_STACKED else node.args
             return self.call(kernel, target, *args) if is_usable(self) else None
         if target in _PRODUCTS and all(value.dim() > 1 for value in self.values):
             return self.call(aten.matmul.default, *self.aligned(max(v.dim() for v in self.values)))
         if target in _ALONG:
             return self.along()
+        if target is aten.type_as.default and 0 in self.places:  # the second gives its type alone
+            return self.call(target, *node.args)
         if target in _WHOLE and self.values[0].dim():
             axes = list(range(1, self.values[0].dim() + 1))
             return self.call(_WHOLE[target], node.args[0], axes)
@@ -170,8 +178,8 @@ class _Lift:
         target, args = self.node.target, self.node.args
         ranks = {value.dim() for value in self.values}
         rank = max(ranks) + (target in _MORE_AXES)
-        if target is aten.index_select.default:
-            is_usable = self.takes(0)  # the same entries of every example
+        if target is aten.index_select.default:  # the same entries of every example
+            is_usable = self.takes(0) and self.values[0].dim() > 0
         else:
             args, is_usable = self.stacked(), len(ranks) == 1
         if not is_usable or not rank:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit._slow import told_if_slow
 from tacit.errors import IncompatibleModel
 from tacit.training import record_loop
 from tacit.training.clip import Clip, ClippedSum
@@ -97,7 +98,8 @@ def start(
         lot = comparison.synthetic(zeros[0])
         comparison.begin()
         programs = Programs(model, loss_fn, views, private=private)
-        reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
+        with told_if_slow("tracing the program of one example"):
+            reason = _why_untraceable(programs, zeros, lot, has_run=comparison.has_run)
         try:
             if check:
                 comparison.require_same_meaning(lot)

@@ -250,10 +250,10 @@ class Convolved:
         return self._raised(squared, lengths, gram=False, bounded=bounded)
 
     def _fused_norms(self) -> Tensor:
-        from tacit.training import gpu
+        from tacit.training.gpu.conv_norms import conv2d_norms
 
         g = self.g.to(self.x.dtype)
-        return self._raised(*gpu.conv2d_norms(self.x, g, *self._span()))
+        return self._raised(*conv2d_norms(self.x, g, *self._span()))
 
     def _span(self) -> tuple[list[int], int, int]:
         geometry = self.geometry
@@ -307,10 +307,10 @@ class Convolved:
     def formed(self, *, bounded: bool = False) -> Dense:
         """Return the formed gradients of all examples, with norms if they come with them."""
         if self._is_fusible():
-            from tacit.training import gpu
+            from tacit.training.gpu.conv_norms import conv2d_instances
 
             given = self.x, self.g.to(self.x.dtype), *self._span()
-            instances, squared = gpu.conv2d_instances(*given, examples=self.examples)
+            instances, squared = conv2d_instances(*given, examples=self.examples)
             # The kernel adds squares in float32; the bounded mode takes the norms again.
             return Dense(instances, None if bounded else squared, axes=(0, 3, 1, 2))
         if self._is_blocked():

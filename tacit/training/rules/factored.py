@@ -96,9 +96,9 @@ class Dense:
         if bounded:
             total = weighted_rows(flat, factors, keep).view(self.values.shape[1:])
         elif has_kernels(flat) and flat.element_size() == 2:
-            from tacit.training import gpu
+            from tacit.training.gpu.weighted_rows import weighted_sum
 
-            total = gpu.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
+            total = weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
         else:
             flat = kept(wide(flat), keep)
             total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
@@ -404,9 +404,9 @@ def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
     """
     factors = kept(factors.double(), keep)
     if has_kernels(rows):
-        from tacit.training import gpu
+        from tacit.training.gpu.weighted_rows import weighted_sum
 
-        return gpu.weighted_sum(rows, factors, double=True)
+        return weighted_sum(rows, factors, double=True)
     total: Tensor | None = None
     for start, stop in ghost_norm.spans(rows.shape[0], rows.shape[1], rows.device):
         one = None if keep is None else keep[start:stop]

@@ -162,9 +162,9 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
     widths = (inputs, outputs) if way == "gram" else ()
     share = room(left.dtype, positions, widths=widths, fused=is_fused, bounded=bounded)
     if way == "gram" and is_fused:
-        from tacit.training import gpu
+        from tacit.training.gpu import gram
 
-        return GhostNorm(*gpu.gram_norms(right, left), share)
+        return GhostNorm(*gram.gram_norms(right, left), share)
     size = positions**2 if way == "gram" else inputs * outputs
     norms_of = gram_norms if way == "gram" else _formed_norms
     found = [norms_of(*in_double(bounded, *chunk)) for chunk in chunks(size, left, right)]
@@ -282,9 +282,9 @@ def has_kernels(tensor: Tensor) -> bool:
     """
     if not tensor.is_cuda:
         return False
-    from tacit.training import gpu
+    from tacit.training.gpu.available import usable
 
-    return gpu.usable(tensor)
+    return usable(tensor)
 
 
 def room(

@@ -193,9 +193,9 @@ def _laid_out(x: Tensor) -> Tensor:
     """
     takes_both = x.device.type == "cpu"
     if x.is_cuda:
-        from tacit.training import gpu
+        from tacit.training.gpu.available import is_traced
 
-        takes_both = gpu.is_traced(x)
+        takes_both = is_traced(x)
     if takes_both and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return channels_last(x)
     return x.contiguous()

@@ -12,7 +12,7 @@ import tacit
 from tacit.mechanisms import optimal_bands
 from tacit.training import Banded, Speed
 from tacit.training.banded_noise import BandedNoise, residual_step
-from tacit.training.gpu import RecordedUpdate
+from tacit.training.gpu.recorded_update import RecordedUpdate
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 
@@ -155,7 +155,7 @@ def test_a_run_on_a_gpu_is_white_after_mixing(kind, compile):
         lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1],
                                                          reduction="none") * 0.0,
         batch_size=30, steps=64, clip_norm=1.0, noise_multiplier=1.0, noise=Banded(bands=8),
-        check=False, speed=Speed(compile=compile),
+        speed=Speed(compile=compile, check=False),
     )  # fmt: skip
     before, seen = copy.deepcopy(model.state_dict()), []
     for lot in private:

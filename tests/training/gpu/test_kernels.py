@@ -8,7 +8,6 @@ import triton_kernels
 from torch.nn import functional as F
 
 from tacit.mechanisms import optimal_bands
-from tacit.training import gpu
 from tacit.training.grid_noise import make_grids
 
 BANDS = tuple(optimal_bands(48, 4))
@@ -37,13 +36,15 @@ FEW = [(3, 20, 70, 33), (2, 140, 72, 96), (1, 130, 64, 640)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", range(3))
 def test_fused_gram_norms_are_the_norms(device, case, dtype, monkeypatch):
+    from tacit.training.gpu.gram import gram_norms
+
     if device == "cpu":  # of a GPU with a copy engine
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     n, positions, inputs, outputs = sized(device, SHAPES, FEW)[case]
     a = torch.randn(n, positions, inputs, device=device).to(dtype)
     g = torch.randn(n, positions, outputs, device=device).to(dtype)
     wanted = torch.bmm(g.double().transpose(1, 2), a.double()).square().sum((1, 2))
-    found, lengths = (t.double() for t in gpu.gram_norms(a, g))
+    found, lengths = (t.double() for t in gram_norms(a, g))
     assert ((found - wanted) / wanted).abs().max() < 1e-5
     bound = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1)
     assert (lengths >= bound * (1 - 1e-4)).all()
@@ -61,6 +62,8 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 def test_fused_gradients_of_convolutions_are_the_gradients(device, case, dtype):
+    from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
+
     inputs, outputs, size, kernel, stride, padding = case
     x = torch.randn(4, inputs, size, size, device=device).to(dtype)
     weight = torch.zeros(outputs, inputs, *kernel, dtype=torch.float64, requires_grad=True)
@@ -71,14 +74,12 @@ def test_fused_gradients_of_convolutions_are_the_gradients(device, case, dtype):
         torch.autograd.grad(o, weight, one[None].double().cpu())[0]
         for o, one in zip(out, g, strict=True)
     ])  # fmt: skip
-    squared, lengths = gpu.conv2d_norms(x, g, list(kernel), stride, padding)
+    squared, lengths = conv2d_norms(x, g, list(kernel), stride, padding)
     exact = wanted.square().sum((1, 2, 3, 4))
     torch.testing.assert_close(squared.double().cpu(), exact, rtol=1e-5, atol=0.0)
     assert (lengths.double().cpu() >= exact.sqrt() * (1 - 1e-5)).all()
     for views in (1, 2):
-        found, norms = gpu.conv2d_instances(
-            x, g, list(kernel), stride, padding, examples=4 // views
-        )
+        found, norms = conv2d_instances(x, g, list(kernel), stride, padding, examples=4 // views)
         assert found.dtype == dtype
         found = found.permute(0, 1, 4, 2, 3).double().cpu()
         ours = wanted.unflatten(0, (-1, views)).sum(1)
@@ -89,19 +90,23 @@ def test_fused_gradients_of_convolutions_are_the_gradients(device, case, dtype):
 
 
 def test_weighted_sums_leave_out_rows_of_factor_zero(device):
+    from tacit.training.gpu.weighted_rows import weighted_sum
+
     values = torch.randn(100, sized(device, 3001, 601), device=device).bfloat16()
     values[7] = torch.nan
     factors = torch.rand(100, device=device)
     factors[7] = 0.0
     wanted = factors.double() @ values.double().nan_to_num()
-    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-5)
+    assert torch.allclose(weighted_sum(values, factors).double(), wanted, atol=1e-5)
 
 
 def test_weighted_sums_take_rows_in_any_layout(device):
+    from tacit.training.gpu.weighted_rows import weighted_sum
+
     values = torch.randn(300, 24, device=device).bfloat16().t()  # (24, 300), not contiguous
     factors = torch.rand(24, device=device)
     wanted = factors.double() @ values.double()
-    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-4)
+    assert torch.allclose(weighted_sum(values, factors).double(), wanted, atol=1e-4)
 
 
 MANY = [(1, 1), (7, 300), (3, 1_000_003), (70_000, 130)]
@@ -111,15 +116,17 @@ SOME = [(1, 1), (7, 300), (2, 40_003), (70, 130)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", range(4))
 def test_formed_gradients_are_squared_and_summed_in_double_precision(device, case, dtype):
+    from tacit.training.gpu.weighted_rows import row_squares, weighted_sum
+
     shape = sized(device, MANY, SOME)[case]
     values = (torch.randn(shape, device=device) * 3).to(dtype)
     factors = torch.rand(shape[0], device=device)
     wanted = values.double().square().sum(1)
-    found = gpu.row_squares(values)
+    found = row_squares(values)
     assert found.dtype == torch.float64
     assert ((found - wanted) / wanted).abs().max() < 130 * 2.0**-24
     exact = factors.double() @ values.double()
-    total = gpu.weighted_sum(values, factors.double(), double=True)
+    total = weighted_sum(values, factors.double(), double=True)
     assert total.dtype == torch.float64
     assert float((total - exact).norm()) <= 1e-14 * shape[0] * float(exact.norm() + 1)
 

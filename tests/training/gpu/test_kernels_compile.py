@@ -8,7 +8,6 @@ import torch
 import triton_kernels
 
 from tacit.mechanisms import optimal_bands
-from tacit.training import gpu
 from tacit.training.grid_noise import make_grids
 
 pytest.importorskip("triton", reason="kernels need Triton")
@@ -20,25 +19,33 @@ N = 5000
 
 
 def gram(dtype, T, D, P):
+    from tacit.training.gpu.gram import gram_norms
+
     a, g = torch.empty(2, T, D, dtype=dtype), torch.empty(2, T, P, dtype=dtype)
-    return lambda: gpu.gram_norms(a, g)
+    return lambda: gram_norms(a, g)
 
 
 def conv(dtype, inputs, outputs, size, examples=0):
+    from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
+
     x, g = (torch.empty(4, c, size, size, dtype=dtype) for c in (inputs, outputs))
     if examples:
-        return lambda: gpu.conv2d_instances(x, g, [3, 3], 1, 1, examples=examples)
-    return lambda: gpu.conv2d_norms(x, g, [3, 3], 1, 1)
+        return lambda: conv2d_instances(x, g, [3, 3], 1, 1, examples=examples)
+    return lambda: conv2d_norms(x, g, [3, 3], 1, 1)
 
 
 def weighted(dtype, double):
+    from tacit.training.gpu.weighted_rows import weighted_sum
+
     values, factors = torch.zeros(40, N, dtype=dtype), torch.ones(40)
-    return lambda: gpu.weighted_sum(values, factors, double=double)
+    return lambda: weighted_sum(values, factors, double=double)
 
 
 def squares(dtype):
+    from tacit.training.gpu.weighted_rows import row_squares
+
     values = torch.zeros(4, N, dtype=dtype)
-    return lambda: gpu.row_squares(values)
+    return lambda: row_squares(values)
 
 
 def rows(dtype):

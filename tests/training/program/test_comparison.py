@@ -10,6 +10,7 @@ from clean_programs import PROGRAMS
 from looped_reference import set_up
 from mixing_cases import CASES, Case
 from slow_cases import one_fast
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,7 +36,7 @@ def private(case, *, way="traced", lr=0.0, **options):
     settings |= {"collate_fn": case.collate_fn, "augment": case.augment}
     with set_up(way):
         return tacit.make_private(
-            case.model, optimizer, case.dataset, case.loss_fn, **(settings | options)
+            case.model, optimizer, case.dataset, case.loss_fn, **with_speed(settings | options)
         )
 
 

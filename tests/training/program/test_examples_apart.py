@@ -1,11 +1,14 @@
 """Operators on stacked tensors: an example's loss has the same bits whatever the others hold."""
 
+import warnings
+
 import pytest
 import torch
 from looped_reference import alone
 from torch import nn
 from torch.nn import functional as F
 
+from tacit.errors import IncompatibleModel
 from tacit.training import Flat, clipped_sum
 from tacit.training.examples import Examples
 from tacit.training.program import mapped
@@ -157,3 +160,70 @@ def test_an_input_that_is_overwritten_after_its_use_is_refused():
 
     with pytest.raises(RuntimeError, match="in place"):
         clipped_sum(Overwrites(), total, (torch.randn(3, 4, 6),), Flat(1.0))
+
+
+class _Reviewed(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+        self.mean, self.deviation = torch.zeros(3), torch.ones(3)
+
+    def forward(self, x):
+        return self.body(x * self.weight, self)
+
+
+def _written_pool(x, _):
+    pooled = F.max_pool2d(x, 2, stride=1)
+    pooled.reshape(len(x), -1).mul_(torch.arange(27.0))
+    return pooled.flatten(1).sum(1)
+
+
+def _mask_of_the_type(x, _):
+    mask = torch.tril(torch.ones(4, 4, dtype=torch.float64)).type_as(x)
+    return (x * mask[1]).sum((1, 2, 3))
+
+
+def _strided(x, _):
+    return x.as_strided((len(x), 3, 3), (x.stride(0), 4, 1)).sum((1, 2))
+
+
+def _picked(x, _):
+    place = torch.zeros(1, dtype=torch.long)
+    return x.sum((1, 2, 3), keepdim=True).flatten(1).index_select(1, place).squeeze(1)
+
+
+@pytest.mark.parametrize("body", [_written_pool, _mask_of_the_type, _strided, _picked])
+def test_what_a_reviewer_broke_is_the_loop_again_and_independent(body):
+    torch.manual_seed(0)
+    model, x = _Reviewed(body), torch.randn(4, 3, 4, 4)
+    total = lambda model, batch: model(batch[0])  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # some run in the loop
+        one = torch.tensor([True, False, False, False])
+        found = clipped_sum(model, total, (x,), Flat(0.5)).sums["weight"]
+        first = clipped_sum(model, total, (x,), Flat(0.5), weights=one).sums["weight"]
+        changed = torch.cat([x[:1], 7 * torch.randn(3, 3, 4, 4)])
+        again = clipped_sum(model, total, (changed,), Flat(0.5), weights=one).sums["weight"]
+    want = alone(model, total, (x.clone(),), Flat(0.5)).sums["weight"]
+    torch.testing.assert_close(found.double(), want.double(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_running_statistics_are_written_by_no_program(is_buffer):
+    def body(x, model):
+        normal = F.instance_norm(x, model.mean, model.deviation, use_input_stats=True)
+        return (x - model.mean.view(3, 1, 1)).pow(2).sum((1, 2, 3)) + 0 * normal.sum((1, 2, 3))
+
+    model, x = _Reviewed(body), torch.randn(4, 3, 4, 4)
+    if is_buffer:
+        for name in ("mean", "deviation"):
+            value = getattr(model, name)
+            delattr(model, name)
+            model.register_buffer(name, value)
+        with pytest.raises(IncompatibleModel, match=r"writes into model\.mean"):
+            clipped_sum(model, lambda m, b: m(b[0]), (x,), Flat(0.5))
+    else:
+        with pytest.warns(RuntimeWarning, match="writes into a tensor that all examples share"):
+            clipped_sum(model, lambda m, b: m(b[0]), (x,), Flat(0.5))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from looped_reference import set_up
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -56,7 +57,7 @@ def private(dataset, *, model=None, loss=loss_fn, way="traced", **options):
     settings = {"batch_size": 12, "steps": 4, "clip_norm": 0.3, "noise_multiplier": 0.5, "seed": 5}
     settings["check"] = way == "traced"
     with set_up(way):
-        return tacit.make_private(model, optimizer, dataset, loss, **(settings | options))
+        return tacit.make_private(model, optimizer, dataset, loss, **with_speed(settings | options))
 
 
 def trained(*args, **options):
@@ -177,16 +178,9 @@ def test_a_model_that_declares_its_positions_needs_no_collate_fn():
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"users": np.arange(RECORDS) // 2}, "one length with users"),
-        ({"speed": Speed(static_shapes=True)}, "one length with users or static"),
-    ],
-)
-def test_several_lengths_need_records_of_shapes_of_their_own(options, text):
-    with pytest.raises(ValueError, match=text):
-        private(Tokens(), collate_fn=PadTo(MAXIMUM, mask=True), **options)
+def test_several_lengths_need_records_of_shapes_of_their_own():
+    with pytest.raises(ValueError, match="one length with users"):
+        private(Tokens(), collate_fn=PadTo(MAXIMUM, mask=True), users=np.arange(RECORDS) // 2)
 
 
 def test_users_take_one_length():

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from looped_reference import alone, set_up
+from speed_options import with_speed
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, PadTo, clipped_sum
+from tacit.training import Flat, PadTo, Speed, clipped_sum
 
 
 class Apply(nn.Module):
@@ -268,8 +269,7 @@ def trained(way, make, loss_fn=loss_of, *, around=warnings.catch_warnings, steps
                 options.pop("dataset", data()),
                 loss_fn,
                 steps=steps,
-                check=way == "traced",
-                **settings | options,
+                **with_speed({"check": way == "traced"} | settings | options),
             )
         for lot in private:
             with around():
@@ -372,7 +372,7 @@ def test_only_rows_of_tensors_reach_the_program(value, said, check):
             clip_norm=0.3,
             noise_multiplier=0.5,
             collate_fn=first_of,
-            check=check,
+            speed=Speed(check=check),
         )
     text = str(caught.value)
     assert said in text
