@@ -329,7 +329,8 @@ class _Sorted:
         users: dict[fx.Node, set[int | None]] = {}
         for node in self.graph.nodes:
             for near in (node, *node.all_input_nodes):
-                users.setdefault(self.roots.get(near, near), set()).add(node.meta.get(CHECKPOINTED))
+                root = self.roots[near] if near in self.roots else near
+                users.setdefault(root, set()).add(node.meta.get(CHECKPOINTED))
         for node in self.graph.nodes:
             for target in written(node):
                 blocks = users[self.roots[target]]
