@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial, partialmethod
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.nn.modules import transformer
+from torch.utils import checkpoint
 
 from tacit.errors import IncompatibleModel
 
@@ -84,7 +86,7 @@ def traced(program: Callable[..., Tensor], rows: Sequence[Tensor]) -> fx.GraphMo
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True  # it prints what is raised, and its traceback
     try:
-        with torch.enable_grad(), _whole_functions(), _as_python():
+        with torch.enable_grad(), _whole_functions(), _marked_checkpoints(), _as_python():
             return make_fx(
                 program, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
             )(*rows)
@@ -197,6 +199,38 @@ def _whole_functions() -> Iterator[None]:
         _replaced(_SingleLevelFunction, "apply", classmethod(apply)),
         _replaced(transformer, "_detect_is_causal_mask", _is_said_causal),
     ):
+        yield
+
+
+CHECKPOINTED = "checkpointed"  # in the `meta` of a node: the number of the block it is in
+
+
+@contextmanager
+def _marked_checkpoints() -> Iterator[None]:
+    """Mark the nodes of blocks under `torch.utils.checkpoint.checkpoint`.
+
+    Blocks inside of blocks have the mark of the outermost one.
+    """
+    numbers, plain = count(), checkpoint._checkpoint_without_reentrant_generator
+    inside = False
+
+    def generator(function: Any, keeps: bool, contexts: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        mode = get_proxy_mode()
+        if mode is None or inside or contexts is not checkpoint.noop_context_fn:
+            yield from plain(function, keeps, contexts, *args, **kwargs)
+            return
+        nodes, number, inside = mode.tracer.graph.nodes, next(numbers), True
+        before = len(nodes)
+        try:
+            yield
+        finally:
+            inside = False
+        for node in [*nodes][before:]:
+            if node.op == "call_function":
+                node.meta[CHECKPOINTED] = number
+
+    with _replaced(checkpoint, "_checkpoint_without_reentrant_generator", generator):
         yield
 
 

@@ -138,12 +138,7 @@ def memory_over_plain(is_checkpointed, is_trained):
     return peak_bytes(private) / peak_bytes(plain)
 
 
-NOT_YET = pytest.mark.xfail(
-    reason="a traced program keeps what checkpoints would free", strict=True
-)
-
-
-@pytest.mark.parametrize("is_checkpointed", [False, pytest.param(True, marks=NOT_YET)])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_adapters_take_the_memory_of_an_ordinary_step(is_checkpointed):
     def is_adapter(name):
         return "down" in name or "up" in name
@@ -155,7 +150,6 @@ def test_all_weights_take_little_more_memory_than_an_ordinary_step():
     assert memory_over_plain(False, lambda _: True) <= 1.15
 
 
-@NOT_YET
 def test_checkpoints_free_what_lies_between_layers():
     # The input and the output gradient of each layer are held until the clip factors are known.
     assert memory_over_plain(True, lambda _: True) <= 2.6

@@ -134,7 +134,9 @@ class MappedTape:
                 self.label(name, value)
 
     def label(self, name: str, value: Tensor) -> Tensor:
-        """Note that `value` is the shared value called `name`."""
+        """Note that `value` is the shared value called `name`, also if it is computed again."""
+        if name in self.shared:
+            self.labels.pop(id(self.shared[name]), None)
         self.labels[id(value)] = name
         self.shared[name] = value
         return value
@@ -219,10 +221,11 @@ class MappedTape:
         else:
             result = compute()
         read = x if reads else None
-        once = [(collect, read, None if read is None else version_of(read))]
+        # The graph keeps its hooks until the losses are gone, but what they need only once.
+        pending = [(collect, read, 0 if read is None else version_of(read))]
 
         def hook(g: Tensor) -> None:
-            collect, read, version = once.pop()  # so that `x` is freed when it has been read
+            collect, read, version = pending.pop()
             if read is not None and version_of(read) != version:
                 raise RuntimeError(_OVERWRITTEN)
             collect(g)
@@ -352,7 +355,7 @@ class MappedTape:
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
         if is_better_joined(gradient, self.parameters[name], self.examples):
-            formed = Dense(gradient.dense())  # at once: it takes less memory than its factors
+            formed = Dense(gradient.dense())  # so that what it is computed from can be freed
             self.small.setdefault(self.groups[name], []).append((name, formed))
         else:
             self._measure([name], gradient)

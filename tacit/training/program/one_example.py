@@ -28,11 +28,12 @@ from torch.fx.node import map_arg
 from tacit.errors import IncompatibleModel
 from tacit.training import torch_internals
 from tacit.training.examples import as_written
+from tacit.training.program.checkpointed_blocks import folded
 from tacit.training.program.derived import DerivedValue, pull_of
 from tacit.training.program.stacked import lifted, simpler_cross_entropy, without_empty
 from tacit.training.rules import products, recurrent
 from tacit.training.rules.operators import has_rule, places_of
-from tacit.training.torch_internals import Untraceable, schema_of, version_of
+from tacit.training.torch_internals import CHECKPOINTED, Untraceable, schema_of, version_of
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 
 aten = torch.ops.aten
@@ -133,6 +134,7 @@ class _Sorted:
             self.count = self.graph.call_function(_count, (self.tape,))
         self.kinds[self.count] = "constant"
         self.writes = any(map(written, self.graph.nodes))
+        written_over = self._blocks_written_over()
         derived: dict[str, fx.Node] = {}
         labels = {node: name for name, node in self.names.items()}
         for node in list(self.graph.nodes):
@@ -164,7 +166,7 @@ class _Sorted:
         self.graph.lint()
         self.module.recompile()
         return OneExample(
-            self.module.forward,
+            folded(self.module, self.kinds, written_over),
             tuple(self.names),
             pulls,
             frozenset(joint),
@@ -321,6 +323,21 @@ class _Sorted:
         if not has_gradients:  # an autograd function had none, and does not say when it ended
             raise Untraceable(_OFF)
 
+    def _blocks_written_over(self) -> set[int]:
+        """Return the checkpointed blocks that share memory which is written into with others."""
+        found: set[int] = set()
+        users: dict[fx.Node, set[int | None]] = {}
+        for node in self.graph.nodes:
+            for near in (node, *node.all_input_nodes):
+                root = self.roots[near] if near in self.roots else near
+                users.setdefault(root, set()).add(node.meta.get(CHECKPOINTED))
+        for node in self.graph.nodes:
+            for target in written(node):
+                blocks = users[self.roots[target]]
+                if len(blocks) > 1:
+                    found |= {block for block in blocks if block is not None}
+        return found
+
     def _root(self, node: fx.Node) -> fx.Node:
         """Return the node whose memory `node` may share: itself if it is new."""
         source = _aliased(node)
@@ -370,7 +387,7 @@ class _Sorted:
         """Return a node for the values that all examples have of a tensor, in front of its user."""
         with self.graph.inserting_before(user):
             found = self.graph.call_function(call, (self.tape, value))
-        found.meta, self.kinds[found] = dict(value.meta), "example"
+        found.meta, self.kinds[found] = {"val": value.meta.get("val")}, "example"
         return found
 
     def _is_example(self, node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -1480,7 +1480,7 @@ class Record:
 
     x: Tensor
     y: Tensor
-    name: str = "numbers"
+    name: ClassVar[str] = "numbers"  # of the class: no value of a record
 
 
 @architecture
