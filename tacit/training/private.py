@@ -9,10 +9,10 @@
    group, if the clip norm is a number); a record whose gradient is not finite adds zero. So adding
    or removing one record moves the sum by at most C_g in each group, and nothing else is assumed of
    the sum below.
-3. *pay* (`payments`): before its first release, the run reserves its whole plan in the ledger. Each
-   step is ticked off there, durably and in blocks, before anything of it leaves.
-4. *noise, divide*: each group is divided by a scale (`Clip.noise_scales`) such that one record moves
-   the whole vector by at most 1, gets noise of the step's noise multiplier on a grid, and is
+3. *pay* (`payments`): before its first release, the run reserves its whole plan in the ledger.
+   Each step is ticked off there, durably and in blocks, before anything of it leaves.
+4. *noise, divide*: each group is divided by a scale (`Clip.noise_scales`) such that one record
+   moves the whole vector by at most 1, gets noise of the step's noise multiplier on a grid, and is
    multiplied by the scale again. With one group the scale is C. The result is divided by the
    declared batch size, never by the drawn one: `p.grad`.
 5. *update*: the user's optimizer moves the user's parameters by `p.grad`, which is post-processing.
@@ -32,9 +32,9 @@ not paid twice. After that (in the optimizer, say) the step is over, whatever mo
 counted before its noise is drawn, so this process never draws that noise for another sum, and
 Ctrl-C is held back from there to the end of the update.
 
-What leaves the step is `p.grad` and, if asked for, noisy counts (adaptive clipping) and noisy losses
-that are part of the same event. Hooks on the optimizer and the parameters notice what a loop does
-between a release and its update (`LastRelease`); they change nothing.
+What leaves the step is `p.grad` and, if asked for, noisy counts (adaptive clipping) and noisy
+losses that are part of the same event. Hooks on the optimizer and the parameters notice what a loop
+does between a release and its update (`LastRelease`); they change nothing.
 """
 
 from collections.abc import Iterator
@@ -153,10 +153,10 @@ class Private:
         """Take one step of DP-SGD on `lot`, including the optimizer's step if `update`.
 
         Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
-        release is one step of `training_event`. After an error before the release the same lot can be
-        used again; an interrupt during the release waits for its end.
-        `p.grad` then holds the release, unless the optimizer wrote into it, as torch's Nesterov
-        momentum does on a GPU. Copy it to keep it: the next step may overwrite its memory.
+        release is one step of `training_event`. After an error before the release the same lot can
+        be used again; an interrupt during the release waits for its end. `p.grad` then holds the
+        release, unless the optimizer wrote into it, as torch's Nesterov momentum does on a GPU.
+        Copy it to keep it: the next step may overwrite its memory.
         """
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)

@@ -428,7 +428,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operator writes into."""
     schema = schema_of(node.target)
     if node.target in _WITH_STATISTICS and node.args[5]:  # which its schema does not say
-        return [n for n in node.args[3:5] if n is not None]
+        return [n for n in node.args[3:5] if isinstance(n, fx.Node)]
     if schema is None or not schema.is_mutable:
         return []
     found = []
