@@ -301,7 +301,7 @@ def test_a_changed_python_value_is_seen_and_one_that_keeps_changing_ends_the_com
     loss_fn.weight = 2.0
     compiled._programs.begin_lot()
     compiled.begin()
-    with pytest.raises(NotCompiled, match=r"changes \(weight\)"):
+    with pytest.raises(NotCompiled, match=r"changes \(loss_fn.weight\)"):
         compiled(batch, rows)
 
 
