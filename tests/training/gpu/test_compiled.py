@@ -171,17 +171,17 @@ def test_a_program_is_compiled_again_by_the_compilers_cache(tmp_path, monkeypatc
             assert relative(compiled(batch, torch.ones(24 // views)), wanted) < 1e-5
 
 
-def with_gather(model, batch):
+def with_exp(model, batch):
     x, y = batch
-    return (model(x.gather(1, x.long().abs() % 4)) - y).square().sum(1)
+    return (F.linear(x, model.weight.exp(), model.bias) - y).square().sum(1)
 
 
 def test_a_program_that_fixes_the_rows_is_compiled_for_each_number():
     model = nn.Linear(4, 2)
-    compiled = compiled_sum(model, with_gather, Flat(50.0))
+    compiled = compiled_sum(model, with_exp, Flat(50.0))
     for rows in (8, 7, 8):
         batch = torch.randn(rows, 4), torch.randn(rows, 2)
-        wanted = clipped_sum(model, with_gather, batch, Flat(50.0))
+        wanted = clipped_sum(model, with_exp, batch, Flat(50.0))
         assert relative(compiled(batch, torch.ones(rows)), wanted) < 1e-5
     assert compiled.has_fixed_rows
 
@@ -196,19 +196,19 @@ class Small(nn.Module):
         return self.head(self.drop(torch.tanh(self.hidden(x) + self.shift)))
 
 
-def weighed(model, batch):
-    x, y, weight = batch
-    return weight * (model(x) - y).square().sum(1)
+def squares(model, batch):
+    x, y = batch
+    return (model(x) - y).square().sum(1)
 
 
 @pytest.mark.filterwarnings("ignore:.* changed, which the program")
 def test_graphs_do_not_outlive_what_they_were_built_for():
     torch.manual_seed(0)
-    model, batch = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2), 1.0)
-    compiled, rows = compiled_sum(model, weighed, Flat(0.1)), torch.ones(6)
+    model, batch = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2))
+    compiled, rows = compiled_sum(model, squares, Flat(0.1)), torch.ones(6)
 
     def check():
-        found, wanted = compiled(batch, rows), clipped_sum(model, weighed, batch, Flat(0.1))
+        found, wanted = compiled(batch, rows), clipped_sum(model, squares, batch, Flat(0.1))
         assert found.sums.keys() == wanted.sums.keys()
         assert relative(found, wanted) < 1e-5
 
@@ -222,7 +222,7 @@ def test_graphs_do_not_outlive_what_they_were_built_for():
     check()
     model.hidden.weight.requires_grad_(True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, wanted = compiled(batch, rows), clipped_sum(model, weighed, batch, Flat(0.1))
+        found, wanted = compiled(batch, rows), clipped_sum(model, squares, batch, Flat(0.1))
         assert relative(found, wanted) < 1e-2
     model.train()
     compiled._programs.begin_lot()
@@ -236,15 +236,14 @@ def test_graphs_do_not_outlive_what_they_were_built_for():
     assert not torch.equal(drawn[0], drawn[2])
 
 
-def test_records_of_another_shape_or_value_than_the_program_was_traced_for_are_refused():
-    model, batch, rows = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2), 1.0), torch.ones(6)
-    programs = Programs(model, weighed)
+def test_records_of_another_shape_than_the_program_was_traced_for_are_refused():
+    model, batch, rows = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2)), torch.ones(6)
+    programs = Programs(model, squares)
     programs.prepare(batch)
-    compiled = CompiledSum(model, weighed, Flat(0.1), programs)
+    compiled = CompiledSum(model, squares, Flat(0.1), programs)
     compiled(batch, rows)
-    for other in ((*batch[:2], 1e-3), (batch[0], torch.randn(6, 1), 1.0)):
-        with pytest.raises(Untraceable, match="another shape or type"):
-            compiled(other, rows)
+    with pytest.raises(Untraceable, match="another shape or type"):
+        compiled((batch[0], torch.randn(6, 1)), rows)
 
 
 def run_of(model, loss_fn, *, compile):
@@ -302,7 +301,7 @@ def test_a_changed_python_value_is_seen_and_one_that_keeps_changing_ends_the_com
     loss_fn.weight = 2.0
     compiled._programs.begin_lot()
     compiled.begin()
-    with pytest.raises(NotCompiled, match=r"changes \(weight\)"):
+    with pytest.raises(NotCompiled, match=r"changes \(loss_fn.weight\)"):
         compiled(batch, rows)
 
 
