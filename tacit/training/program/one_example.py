@@ -329,7 +329,7 @@ class _Sorted:
         users: dict[fx.Node, set[int | None]] = {}
         for node in self.graph.nodes:
             for near in (node, *node.all_input_nodes):
-                root = self.roots.get(near, near)
+                root = self.roots.get(near) or near
                 users.setdefault(root, set()).add(node.meta.get(CHECKPOINTED))
         for node in self.graph.nodes:
             for target in written(node):
