@@ -9,7 +9,7 @@ import structure
 # No measure of `python tests/structure.py` may be larger. Lower a bound when a change allows it;
 # raise one only with a reason in the commit. Comments: what was measured before this round.
 BOUNDS = {
-    "statements": 37_672,  # 40,324
+    "statements": 37_674,  # 40,324
     "nodes per statement": 14.44,  # 13.756; 5 % more at most, so that no line is crammed
     "bytes of data files": 36_216,  # 37,209; no table moves from code into a file
     "largest cycle": 51,  # 51; imports inside functions and for types count, too

@@ -293,9 +293,17 @@ class LotSum:
             reuse = not microbatch.is_half  # halves are collected before they are added
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
-        program, views = (self._model, self._loss_fn), self._views
-        options = self._bounded, self._noisy_loss, self._may_be_sparse
-        return self._engine(Examples(*program, batch, mask, views, *options), clip)
+        examples = Examples(
+            self._model,
+            self._loss_fn,
+            batch,
+            mask,
+            self._views,
+            bounded=self._bounded,
+            noisy_loss=self._noisy_loss,
+            sparse=self._may_be_sparse,
+        )
+        return self._engine(examples, clip)
 
     def _sum_of_rows(
         self,
@@ -315,8 +323,8 @@ class LotSum:
         if compiled is None or data is None or not (self._is_on_gpu and is_plain):
             return []
         try:
-            options = {"reuse": True, "defer": defer}
-            return [compiled.of_records(microbatch, data, self._scale(clip), **options)]
+            scale = self._scale(clip)
+            return [compiled.of_records(microbatch, data, scale, reuse=True, defer=defer)]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

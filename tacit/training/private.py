@@ -161,12 +161,12 @@ class Private:
         with self._turns.one_step, self._lots.on_device():
             self._turns.require_next(lot, self)
             self._release.require_used(self.steps_taken)
-            self._changes.begin_or_require_unchanged()
+            is_first = self.steps_taken == self._position.first_step
+            self._changes.enter_step(self._model, is_first=is_first)
             clip = self._clip()
             for parameter in self._parameters.values():
                 parameter.grad = None  # a step that fails leaves no gradient behind
             defer = update and self._may_defer and self._replayed is not None
-            is_first = self.steps_taken == self._position.first_step
             slow = told_if_slow("taking the first step") if is_first else nullcontext()
             with slow, self._guard:  # map the program over the lot, clip and add; private
                 total, drawn = self._lot_sum(lot, clip, defer=defer and self._lot_sum.compiles)

@@ -789,3 +789,13 @@ def test_nothing_is_computed_or_paid_once_a_change_is_noticed(monkeypatch):
     with pytest.raises(LearningStep):
         loop.private.step(next(lots))
     assert loop.private.steps_taken == 1
+
+
+def test_a_second_run_may_begin_with_other_weights_and_another_head(tmp_path):
+    loop = Loop()
+    loop.run()
+    torch.nn.init.normal_(loop.model.first.weight)
+    loop.model.last = nn.Linear(16, 3, bias=False)
+    again = Loop(model=loop.model)
+    again.run()
+    certified(again, tmp_path)

@@ -55,7 +55,7 @@ class LastRelease:
         def note(*_: object) -> None:
             held = (p.grad for p in parameters.values())
             if (release := known()) is not None and any(g is not None for g in held):
-                release._is_early = not changes.is_begun  # else by another run, or noticed
+                release._is_early = True
 
         self._at_start = optimizer.register_step_post_hook(note)
         self._hooks: list[RemovableHandle] = []
@@ -103,7 +103,9 @@ class LastRelease:
         Raises too if the optimizer has stepped before the first release.
         """
         self._at_start.remove()
-        if self._is_early:
+        if self._is_early and self._changes.is_begun:  # perhaps by another run on the model
+            self._changes.require_unchanged()
+        elif self._is_early:
             self._changes.stop(
                 "the optimizer has stepped between make_private and the first private step. Remove "
                 "that step, or, if no private record has a part in it, say why with "

@@ -72,11 +72,12 @@ class WeightChanges:
         """Take what the model holds now for what it should hold: a release has moved it there."""
         self._held = _joined(self._now())
 
-    def begin_or_require_unchanged(self) -> None:
-        """Begin with what the model holds before the first step; later raise if it has changed."""
-        if self.is_begun:
+    def enter_step(self, model: nn.Module, *, is_first: bool) -> None:
+        """Begin a run with what the model and its layers hold; raise if it has changed since."""
+        if self._stopped or not is_first:
             self.require_unchanged()
         else:
+            self._places = dict(_places(model))
             self.mark()
 
     def require_unchanged(self, *, model: nn.Module | None = None) -> None:
